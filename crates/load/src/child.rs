@@ -88,11 +88,15 @@ impl std::fmt::Display for ConsoleToken {
 /// # Errors
 /// The error of the operating system.
 pub fn free_address() -> io::Result<SocketAddr> {
+    free_listener()?.local_addr()
+}
+
+/// A listener on a free port of an address that other processes do not use.
+fn free_listener() -> io::Result<TcpListener> {
     let [_, a, b, c] = std::process::id().to_be_bytes();
     // Neither the usual loopback address nor the end of its network.
     let own = Ipv4Addr::new(127, 64 + a % 64, b, 1 + c % 254);
-    let listener = TcpListener::bind((own, 0)).or_else(|_| TcpListener::bind((Ipv4Addr::LOCALHOST, 0)))?;
-    listener.local_addr()
+    TcpListener::bind((own, 0)).or_else(|_| TcpListener::bind((Ipv4Addr::LOCALHOST, 0)))
 }
 
 /// A child process, ended when dropped. It ends with this process, however that ends.
@@ -491,9 +495,12 @@ impl BareWriter {
 /// Ports of players, game servers and HTTP when nothing else is configured.
 pub(crate) const DEFAULT_PORTS: [u16; 3] = [12_108, 11_288, 11_280];
 
-/// Loopback addresses with these ports (0 for any) that were free a moment ago.
+/// Loopback addresses with these ports (0 for any) that were free a moment ago. One with any port is
+/// as [`free_address`] has it.
 pub(crate) fn listen(ports: [u16; 3]) -> io::Result<[SocketAddr; 3]> {
-    let [a, b, c] = ports.map(|port| TcpListener::bind(("127.0.0.1", port)));
+    let listener =
+        |port| if port == 0 { free_listener() } else { TcpListener::bind((Ipv4Addr::LOCALHOST, port)) };
+    let [a, b, c] = ports.map(listener);
     // All three are held until here, so that free ones are different ones.
     let (a, b, c) = (a?, b?, c?);
     Ok([a.local_addr()?, b.local_addr()?, c.local_addr()?])

@@ -187,7 +187,7 @@ pub(crate) struct Recovered {
     pub(crate) journal: Option<Journal>,
     /// Records that were replayed.
     pub(crate) replayed: u64,
-    /// The news of the restart.
+    /// What the servers that were away before the end have not read, and the news of the restart.
     pub(crate) notices: Notices,
 }
 
@@ -245,6 +245,7 @@ impl Journal {
             // The next start has nothing to skip.
             write_snapshot(&*fs, replay.sequence, &matcher.snapshot())?;
         }
+        let mut notices = replay.unread();
         let Replay { matcher, sequence, replayed, snapshot_bytes, log_bytes, .. } = replay;
         let file = create_segment(&*fs, sequence)?;
         let flusher = Arc::new(Flusher {
@@ -276,7 +277,6 @@ impl Journal {
             thread: Some(thread),
         };
         journal.append(now, Input::Rules { number: RULES, release: env!("CARGO_PKG_VERSION") });
-        let mut notices = Notices::default();
         let matcher = match matcher {
             Some(mut matcher) => {
                 // A replay of this log begins anew at the record of the rules, too.
@@ -719,6 +719,44 @@ mod tests {
         journal.commit(7).unwrap();
         drop(journal);
         assert_eq!(diverged(&disk), (Some("answered"), 1));
+    }
+
+    #[test]
+    fn what_a_server_has_not_read_outlives_restarts_until_it_returns() {
+        let disk = SimulatedDisk::new(DiskState::default());
+        let mut now = 5;
+        // A life in which `inputs` happen, and the entries that wait for each server at its start.
+        let mut live = |inputs: &[Input<'_>]| {
+            now += 10;
+            let Recovered { mut matcher, journal, notices, .. } = opened(&disk, now).unwrap();
+            let names = notices.iter().map(|notice| matcher.server_name(notice.server).unwrap().to_vec());
+            let names: Vec<String> = names.map(|name| String::from_utf8(name).unwrap()).collect();
+            let mut journal = journal.unwrap();
+            for input in inputs {
+                journal.append(now + 5, *input);
+                matcher.apply(WallMs(now + 5), *input, &mut Vec::new(), &mut Notices::default());
+            }
+            journal.commit(now + 5).unwrap();
+            names
+        };
+        let bodies = ["ann", "bob", "bea"].map(|role| {
+            let role = throng_wire::matcher::Writer::new().str(1, role);
+            let mode = throng_wire::matcher::Writer::new().str(1, "2v2");
+            throng_wire::matcher::Writer::new().nested(1, role).nested(2, mode).into_bytes()
+        });
+        let join = |srv, body| Input::Request {
+            srv,
+            scope: throng_matcher::Scope::Server,
+            method: throng_wire::matcher::Method::ROLE_JOIN_RANDOM_ROOM,
+            body,
+        };
+        let up = |srv| Input::Session { srv, up: true };
+        assert_eq!(live(&[up("a"), up("b"), join("a", &bodies[0]), join("b", &bodies[1])]).len(), 0);
+        // `a` was away, and the life before it had not told it anything since.
+        assert_eq!(live(&[up("b"), join("b", &bodies[2])]).len(), 0);
+        assert_eq!(live(&[]), ["a"]);
+        assert_eq!(live(&[up("a")]), ["a"], "it did not return");
+        assert_eq!(live(&[]).len(), 0, "it has read it");
     }
 
     #[test]

@@ -111,11 +111,11 @@ fn open(
         wake: Box::new(|| {}),
     });
     let recovered = recovered.unwrap();
-    let (matcher, mut journal) = (recovered.matcher, recovered.journal.unwrap());
+    let (matcher, mut journal, notices) = (recovered.matcher, recovered.journal.unwrap(), recovered.notices);
     let now = now.max(matcher.now().0);
     journal.commit(now).unwrap();
     let policies = Policies::default();
-    let (notices, trials) = (Notices::default(), crate::trials::Trials::default());
+    let trials = crate::trials::Trials::default();
     let engine = Engine { matcher, journal: Some(journal), notices, policies, trials };
     let inbox: Arc<Mutex<Vec<Post>>> = Arc::default();
     let hub = Hub::new(

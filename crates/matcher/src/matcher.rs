@@ -11,7 +11,7 @@ use crate::keys::{Answer, Keys};
 use crate::matches::Matches;
 use crate::notices::{Notices, ServerNumber};
 use crate::outputs::Outputs;
-use crate::people::People;
+use crate::people::{People, Server};
 use crate::policy::Hooks;
 use crate::problem::{Outcome, Problem, forbidden};
 use crate::queue::{Found, Queue, Queues, Slice};
@@ -234,6 +234,12 @@ impl Matcher {
     pub fn servers_with_sessions(&self) -> impl Iterator<Item = (ServerNumber, &[u8])> {
         let known = self.people.servers().filter(|(_, server)| server.had_session());
         known.map(|(key, server)| (self.people.number(key), server.id().as_slice()))
+    }
+
+    /// Returns whether a server has lost its session and was not given up since.
+    #[must_use]
+    pub fn is_away(&self, server: ServerNumber) -> bool {
+        self.people.numbered(server).is_some_and(Server::is_lost)
     }
 
     /// Name of a server that [`Notices`] mention.

@@ -56,6 +56,12 @@ impl Notices {
         })
     }
 
+    /// Adds an entry of others.
+    pub fn keep(&mut self, notice: Notice<'_>) {
+        self.bytes.extend_from_slice(notice.entry);
+        self.heads.push(Head { server: notice.server, end: self.bytes.len(), collapse: notice.collapse });
+    }
+
     /// Number of entries.
     #[must_use]
     pub fn len(&self) -> usize {

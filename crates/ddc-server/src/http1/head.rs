@@ -1,5 +1,7 @@
 //! Heads of requests.
 
+use std::mem::MaybeUninit;
+
 use hyper::StatusCode;
 use hyper::header::{self, HeaderMap, HeaderName, HeaderValue};
 
@@ -29,9 +31,9 @@ type Refusal = (StatusCode, &'static str);
 impl Head {
     /// Reads a head and tells its length; `None` while there is more to come.
     pub(super) fn parse(bytes: &[u8]) -> Result<Option<(Head, usize)>, Refusal> {
-        let mut fields = [httparse::EMPTY_HEADER; HEADERS_MAX];
-        let mut request = httparse::Request::new(&mut fields);
-        let len = match request.parse(bytes) {
+        let mut fields = [const { MaybeUninit::uninit() }; HEADERS_MAX];
+        let mut request = httparse::Request::new(&mut []);
+        let len = match request.parse_with_uninit_headers(bytes, &mut fields) {
             Ok(httparse::Status::Complete(len)) => len,
             Ok(httparse::Status::Partial) => return Ok(None),
             Err(httparse::Error::TooManyHeaders) => {

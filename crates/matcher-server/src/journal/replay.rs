@@ -4,13 +4,48 @@ use std::collections::BTreeMap;
 use std::sync::Arc;
 
 use throng_matcher::record::{Input, Record, next_record, parse_input, read_record};
-use throng_matcher::{BadSnapshot, Config, Matcher, Notices, RULES, SnapshotHead, WallMs};
+use throng_matcher::{BadSnapshot, Config, Matcher, Notices, RULES, ServerNumber, SnapshotHead, WallMs};
 use throng_platform::{File, Fs};
 
 use super::{
     JournalError, LOG, SNAPSHOTS, UNFINISHED_IMPORT, io_error, numbers, read_snapshot, segment_name,
     snapshot_name,
 };
+
+/// Entries kept for a server that is away: as many as its stream keeps, in bytes.
+const UNREAD_BYTES_MAX: usize = 16 << 20;
+
+/// Entries for servers that are away, since they were lost: no reader has got them.
+#[derive(Default)]
+struct Unread(BTreeMap<usize, Kept>);
+
+/// Those of one server, and their bytes.
+struct Kept {
+    server: ServerNumber,
+    notices: Notices,
+    bytes: usize,
+}
+
+impl Unread {
+    /// Keeps what an input has told to servers that are away.
+    fn add(&mut self, matcher: &Matcher, told: &Notices) {
+        for notice in told.iter().filter(|notice| matcher.is_away(notice.server)) {
+            let server = notice.server;
+            let new = || Kept { server, notices: Notices::default(), bytes: 0 };
+            let kept = self.0.entry(server.place()).or_insert_with(new);
+            if kept.server != server || kept.bytes > UNREAD_BYTES_MAX {
+                *kept = new();
+            }
+            kept.bytes += notice.entry.len();
+            kept.notices.keep(notice);
+        }
+    }
+
+    /// Forgets what was kept for servers that have returned or were given up.
+    fn forget(&mut self, matcher: &Matcher) {
+        self.0.retain(|_, kept| matcher.is_away(kept.server));
+    }
+}
 
 /// Reads a journal into a matcher.
 pub(crate) struct Replay {
@@ -26,6 +61,7 @@ pub(crate) struct Replay {
     /// The newest snapshot's number, if it is not whole.
     damaged: Option<u64>,
     notices: Notices,
+    unread: Unread,
     answer: Vec<u8>,
     /// The first difference from the run that wrote the log.
     pub(crate) diverged: Option<(u64, &'static str)>,
@@ -63,6 +99,7 @@ impl Replay {
             skipped: false,
             damaged: None,
             notices: Notices::default(),
+            unread: Unread::default(),
             answer: Vec::new(),
             diverged: None,
             states: BTreeMap::new(),
@@ -204,6 +241,18 @@ impl Replay {
         }
     }
 
+    /// Entries that the servers which are away have not got, each server's in order.
+    pub(super) fn unread(&mut self) -> Notices {
+        let mut all = Notices::default();
+        if let Some(matcher) = &self.matcher {
+            self.unread.forget(matcher);
+        }
+        for kept in std::mem::take(&mut self.unread.0).values() {
+            kept.notices.iter().for_each(|notice| all.keep(notice));
+        }
+        all
+    }
+
     fn apply(&mut self, record: &Record<'_>) -> Result<(), JournalError> {
         let sequence = record.sequence;
         self.compare_state();
@@ -235,6 +284,7 @@ impl Replay {
         }
         if let Input::Begin { secret } = input {
             self.matcher = Some(Matcher::new(Config::default(), secret, WallMs(now)));
+            self.unread = Unread::default();
             return Ok(());
         }
         let Some(matcher) = &mut self.matcher else {
@@ -246,6 +296,10 @@ impl Replay {
             return Ok(());
         }
         matcher.apply(WallMs(now), input, &mut self.answer, &mut self.notices);
+        self.unread.add(matcher, &self.notices);
+        if matches!(input, Input::Session { .. }) {
+            self.unread.forget(matcher);
+        }
         // They were asked and answered then.
         while matcher.poll_question().is_some() || matcher.poll_answered().is_some() {}
         self.answer.clear();

@@ -42,7 +42,7 @@ use throng_client::{
 };
 use throng_gateway::ConnKind;
 use throng_wire::matcher::{Event as Kind, Method, Reader, Status, Writer};
-use tokio::sync::{OwnedSemaphorePermit, mpsc, oneshot};
+use tokio::sync::{OwnedSemaphorePermit, mpsc, oneshot, watch};
 use tokio::task::JoinSet;
 use tokio::time::Instant;
 
@@ -97,8 +97,27 @@ enum Done {
     HostedOver { room: String },
     /// A player has made a ticket, for itself or for its team, or could not.
     Ticket { maker: String, ticket: Option<TicketNews> },
+    /// The matcher has given up the places of a player who is gone, or was not reached.
+    Left { player: String },
     /// Everything that concerns this server, at the start or after a gap.
     Mine(Mine),
+}
+
+/// Gives up the places of a player who is gone: its tickets, rooms, and its team unless it is in
+/// the world of a match.
+async fn leave_all<A: Area>(matcher: &A, srv: &str, name: &str, rooms: Vec<String>, is_elsewhere: bool) {
+    // Tickets of its team that another gateway has queued are known to the matcher only.
+    let Ok(Some(role)) = matcher.own_role(name, srv).await else { return };
+    for ticket in role.tickets {
+        // It may have ended, and a room may be gone: that is what is wanted.
+        let _ = matcher.call(Method::CANCEL_TICKET, lost_from(&ticket, name)).await;
+    }
+    for room in rooms {
+        let _ = matcher.lose_room(name, &room).await;
+    }
+    if !is_elsewhere && !role.team.is_empty() {
+        let _ = matcher.lose_team(name, &role.team).await;
+    }
 }
 
 /// The request that a player who is gone leaves a ticket.
@@ -141,6 +160,9 @@ struct Link<A> {
     srv: String,
     claim: Claim,
     players: BTreeMap<String, Player>,
+    /// Players who are gone and whose places are being given up. Each ends when that is done: what
+    /// they request after a return comes after it.
+    leaving: BTreeMap<String, watch::Receiver<()>>,
     /// Open proposals to players who have not made a request yet, as after a restart.
     unheard: BTreeMap<String, Notice>,
     /// Tickets that players are making.
@@ -213,6 +235,7 @@ async fn serve<A: Area>(
         srv,
         claim,
         players,
+        leaving: BTreeMap::new(),
         unheard: BTreeMap::new(),
         matches,
         hosted,
@@ -330,7 +353,12 @@ impl<A: Area> Link<A> {
         let maker = name.to_owned();
         let makes_ticket = method == Method::CREATE_TICKET;
         self.creating += usize::from(makes_ticket);
+        let leaving = self.leaving.get(name).cloned();
         tokio::spawn(async move {
+            if let Some(mut leaving) = leaving {
+                // It never changes, but ends.
+                let _ = leaving.changed().await;
+            }
             let result = matcher.call(method, body).await;
             if makes_ticket {
                 let ticket = result.as_ref().ok().and_then(|answer| TicketNews::read(answer));
@@ -368,20 +396,15 @@ impl<A: Area> Link<A> {
         self.players.remove(name);
         let (rooms, is_elsewhere) = (self.matches.forget(name), self.matches.is_in_world(name));
         self.close_empty();
-        let (matcher, srv, name) = (self.matcher.clone(), self.srv.clone(), name.to_owned());
+        let (matcher, srv, player) = (self.matcher.clone(), self.srv.clone(), name.to_owned());
+        let (until, leaving) = watch::channel(());
+        self.leaving.insert(player.clone(), leaving);
+        let done = self.done.clone();
         tokio::spawn(async move {
-            // Tickets of its team that another gateway has queued are known to the matcher only.
-            let Ok(Some(role)) = matcher.own_role(&name, &srv).await else { return };
-            for ticket in role.tickets {
-                // It may have ended, and a room may be gone: that is what is wanted.
-                let _ = matcher.call(Method::CANCEL_TICKET, lost_from(&ticket, &name)).await;
-            }
-            for room in rooms {
-                let _ = matcher.lose_room(&name, &room).await;
-            }
-            if !is_elsewhere && !role.team.is_empty() {
-                let _ = matcher.lose_team(&name, &role.team).await;
-            }
+            leave_all(&matcher, &srv, &player, rooms, is_elsewhere).await;
+            drop(until);
+            // The loop ends only with the process.
+            let _ = done.send(Done::Left { player }).await;
         });
     }
 
@@ -771,6 +794,12 @@ impl<A: Area> Link<A> {
                     let (matcher, delete) = (self.matcher.clone(), Writer::new().str(1, &room));
                     // It may be gone: that is what is wanted.
                     tokio::spawn(async move { matcher.call(Method::DELETE_ROOM, delete).await.map(drop) });
+                }
+            }
+            Done::Left { player } => {
+                // It may be gone again.
+                if self.leaving.get(&player).is_some_and(|leaving| leaving.has_changed().is_err()) {
+                    self.leaving.remove(&player);
                 }
             }
             Done::Ticket { maker, ticket } => {

@@ -149,8 +149,8 @@ time are refused with `OVERLOADED` and have no effect. Requests from pages of ot
 WebSocket, as Server-Sent Events otherwise. Every message is a batch with its `Epoch` and `Seq`, the number of its last entry.
 The first one has no entries and contains the current position of the stream. `&epoch=EPOCH&after=SEQ` (or `Last-Event-ID:
 EPOCH-SEQ`) resumes after a batch, up to 10 s after the connection was lost. A new `Epoch` means that entries are missing, because
-they have expired, the matcher was restarted, or the reader fell behind by more than 16 MiB or 100,000 entries: call `ListMine`. The
-entries since the restart follow, if the server had a stream before it. A reader that does not
+they have expired, the matcher was restarted, or the reader fell behind by more than 16 MiB or 100,000 entries: call `ListMine`.
+After a restart, the entries since the server lost its stream follow, if it returns within its grace period. A reader that does not
 read occupies at most 32 MiB of allocated memory in the matcher, buffers included, and slows no other reader; freed memory may stay
 with the process for reuse. A server has one stream at a time, and counts as connected while it has one.
 
