@@ -495,8 +495,8 @@ impl BareWriter {
 /// Ports of players, game servers and HTTP when nothing else is configured.
 pub(crate) const DEFAULT_PORTS: [u16; 3] = [12_108, 11_288, 11_280];
 
-/// Loopback addresses with these ports (0 for any) that were free a moment ago. One with any port is
-/// as [`free_address`] has it.
+/// Loopback addresses with these ports (0 for any) that were free a moment ago. One with any port
+/// is as [`free_address`] has it.
 pub(crate) fn listen(ports: [u16; 3]) -> io::Result<[SocketAddr; 3]> {
     let listener =
         |port| if port == 0 { free_listener() } else { TcpListener::bind((Ipv4Addr::LOCALHOST, port)) };

@@ -187,7 +187,7 @@ pub(crate) struct Recovered {
     pub(crate) journal: Option<Journal>,
     /// Records that were replayed.
     pub(crate) replayed: u64,
-    /// What the servers that were away before the end have not read, and the news of the restart.
+    /// Entries that servers which were away before the end have not read, and those of the restart.
     pub(crate) notices: Notices,
 }
 
