@@ -69,12 +69,12 @@ pub enum StoreError {
         bytes_max: u64,
     },
     /// No eviction could make room for the blob.
-    #[error("the blob of {bytes} bytes exceeds 90 % of ddc.bytes_max ({most} bytes); raise ddc.bytes_max")]
+    #[error("the blob of {bytes} bytes exceeds ddc.bytes_max ({bytes_max} bytes); raise ddc.bytes_max")]
     AboveLimit {
         /// Size of the blob.
         bytes: u64,
-        /// Bytes that a blob may have.
-        most: u64,
+        /// Bytes that the folder may hold.
+        bytes_max: u64,
     },
     /// The volume is too small for a store.
     #[error("the volume has {bytes} bytes, and a cache needs {needed} bytes at least; use a larger volume")]

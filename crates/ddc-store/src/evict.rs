@@ -19,7 +19,7 @@ use crate::key::{self, Location, RefValue};
 use crate::locks::lock;
 use crate::marks::Marks;
 use crate::record::RecordPosition;
-use crate::space::{EVICT_PART, LARGEST_PERCENT};
+use crate::space::EVICT_PART;
 use crate::store::{Kept, Store};
 
 /// Blobs are removed until they are this part of what the folder may hold. Segments then hold a
@@ -122,12 +122,6 @@ impl Aim {
         full.into_iter().chain(room).min().unwrap_or(u64::MAX)
     }
 
-    /// Bytes of blobs and refs with which the folder is not full, if its segments are.
-    fn fits(&self, sizes: Sizes) -> u64 {
-        let full = self.is_full.then_some(self.bytes_max);
-        full.into_iter().chain(self.room(sizes)).min().unwrap_or(u64::MAX) / 100 * LARGEST_PERCENT
-    }
-
     /// Bytes of the folder after it.
     fn folder(&self, sizes: Sizes) -> u64 {
         let full = Some(self.bytes_max).filter(|_| self.is_full && self.is_limited);
@@ -223,8 +217,7 @@ impl Store {
         let (mut lowered, mut before) = (None, u64::MAX);
         loop {
             let keep = |sizes: Sizes| lowered.unwrap_or(aim.blobs(sizes)).min(sizes.all);
-            let fits = |sizes: Sizes| if lowered.is_none() { aim.fits(sizes) } else { 0 };
-            let sizes = self.evict_unused(options, &keep, &fits, done)?;
+            let sizes = self.evict_unused(options, &keep, done)?;
             self.give_back(done, LIVE_PERCENT_MIN)?;
             let folder = aim.folder(sizes);
             // Deletes make the index longer until they are merged with what they delete.
@@ -243,14 +236,12 @@ impl Store {
         }
     }
 
-    /// Evicts until blobs and refs have at most the bytes that `keep` gives for what they have. A
-    /// value stays with which they have no more than `fits` gives and without which they would have
-    /// far less than that. Returns what they had.
+    /// Evicts until blobs and refs have at most the bytes that `keep` gives for what they have.
+    /// Returns what they had.
     fn evict_unused(
         &self,
         options: &EvictOptions<'_>,
         keep: &dyn Fn(Sizes) -> u64,
-        fits: &dyn Fn(Sizes) -> u64,
         done: &mut CollectReport,
     ) -> Result<Sizes, StoreError> {
         let namespaces = self.namespaces()?;
@@ -318,17 +309,14 @@ impl Store {
             })?;
         }
         let sizes = Sizes { all: live, kept };
-        let (keep, fits) = (keep(sizes), fits(sizes));
-        let surplus = live.saturating_sub(keep);
+        let surplus = live.saturating_sub(keep(sizes));
         // A delete takes space until its segment is empty: on a disk that is nearly full, the
         // oldest go for which there is space, and the next eviction goes on with what they gave
         // back.
         let mut room = self.room_for_moves(1);
         let (mut freed, mut spent) = (0, 0);
         let newest_to_go = bytes.iter().take_while(|(_, (bytes, cost))| {
-            let left = live.saturating_sub(freed);
-            let is_large = left <= fits && left.saturating_sub(*bytes) < keep / 8 * 7;
-            let goes = freed < surplus && !is_large && (spent < room || freed == 0);
+            let goes = freed < surplus && (spent < room || freed == 0);
             freed += bytes;
             spent += cost;
             goes

@@ -27,8 +27,6 @@ const ALLOWANCE_BYTES_MAX: u64 = 64 << 20;
 pub const FULL_PERCENT: u64 = 95;
 /// Growth since the last eviction, as a part of the limit, after which another one is due at once.
 pub(crate) const EVICT_PART: u64 = 64;
-/// Percentage of the limit that a blob may have. An eviction leaves one that was used last.
-pub(crate) const LARGEST_PERCENT: u64 = 90;
 /// Bytes for the keys of an upload in log and index, at least.
 const UPLOAD_KEYS_BYTES: u64 = 4 << 10;
 
@@ -172,9 +170,8 @@ impl Store {
     /// not stored yet. If not, an eviction is to make room.
     pub(crate) fn take_room(&self, len: u64, queued: u64) -> Result<(), StoreError> {
         let bytes_max = self.bytes_max.load(Ordering::Relaxed);
-        let most = bytes_max / 100 * LARGEST_PERCENT;
-        if bytes_max > 0 && len > most {
-            return Err(StoreError::AboveLimit { bytes: len, most });
+        if bytes_max > 0 && len > bytes_max {
+            return Err(StoreError::AboveLimit { bytes: len, bytes_max });
         }
         self.check_limit(len + queued).inspect_err(|_| {
             // Beside its payload, an upload writes keys.
