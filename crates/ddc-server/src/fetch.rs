@@ -910,6 +910,7 @@ impl Service {
         let _turn = self.turn(&name, when).await?;
         match self.tier() {
             Some(tier) => self.heard(tier.put_ref(&put).await),
+            None if self.store.is_repeated(&put)? => Ok(ChangeResult::Unchanged),
             None => Ok(self.commit(|done| self.store.put_ref(put, done)).await?),
         }
     }

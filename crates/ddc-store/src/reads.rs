@@ -9,7 +9,7 @@ use bytes::Bytes;
 use throng_ddc::{Attachment, Bucket, Closure, Document, IoHash, Key, Namespace, Resolution};
 
 use crate::blob::{self, Blob};
-use crate::change::Change;
+use crate::change::{Change, PutRef};
 use crate::error::StoreError;
 use crate::key::{self, Location, RefValue};
 use crate::locks::lock;
@@ -135,6 +135,33 @@ impl Store {
         self.note_read();
         let name = key::reference(namespace, bucket, key);
         Ok(self.index.read(&name, |_, value| RefValue::read(value))?.flatten())
+    }
+
+    /// Reports whether putting this ref would change nothing: it is stored as it is, not long ago,
+    /// with all that it relies on. While a collection or an eviction runs, only
+    /// [`put_ref`](Store::put_ref) can say so, since it also keeps what the ref relies on.
+    ///
+    /// # Errors
+    /// As the system says. [`StoreError::Broken`] if the end of the log is unknown: a delete that
+    /// failed may be found there.
+    pub fn is_repeated(&self, put: &PutRef) -> Result<bool, StoreError> {
+        self.check_writable()?;
+        self.note_read();
+        if lock(&self.relied_on).collections > 0 {
+            return Ok(false);
+        }
+        let key = key::reference(&put.namespace, &put.bucket, &put.key);
+        let is_refresh =
+            |value: &[u8]| RefValue::read(value).is_some_and(|old| put.value.is_refresh_of(&old));
+        if !self.index.read(&key, |_, value| is_refresh(value))?.unwrap_or_default() {
+            return Ok(false);
+        }
+        for blob in &put.relies_on {
+            if self.index.get(&key::blob(&put.namespace, blob))?.is_none() {
+                return Ok(false);
+            }
+        }
+        Ok(true)
     }
 
     /// Reports whether a ref that is missing may have been put here: a start found its newest

@@ -71,7 +71,7 @@ pub(crate) const FORGOTTEN_PER_INPUT: usize = 2_048;
 /// Number of the rules by which inputs change the state. It grows with every release in which the
 /// same log leads to another state, so that no log is replayed under rules that it was not written
 /// under.
-pub const RULES: u32 = 2;
+pub const RULES: u32 = 3;
 
 impl Matcher {
     /// An empty matcher. `secret` makes ids unguessable; the same secret and inputs give the same
@@ -348,7 +348,11 @@ pub(crate) fn check_acts_on(caller: Caller<'_>, server: &[u8]) -> Outcome {
     if caller.scope > Scope::Server || server == caller.srv.as_bytes() {
         return Ok(());
     }
-    Err(forbidden("the role lives on another server"))
+    Err(lives_elsewhere())
+}
+
+pub(crate) fn lives_elsewhere() -> Problem {
+    forbidden("the role lives on another server")
 }
 
 /// Names of servers are bounded like other ids.

@@ -33,6 +33,7 @@ impl Matcher {
             && let Some(room) = self.room_of(role.id)
         {
             if self.rooms[room].mode() == mode {
+                self.move_member(turn.caller, &role)?;
                 return self.answer_join(room, false, true, turn.answer);
             }
             return Err(self.already_in(room));
@@ -46,6 +47,7 @@ impl Matcher {
             self.home_of(turn.caller, &role)?;
             self.check_acts_for(turn.caller, player)?;
             if reserve > 0 {
+                self.move_member(turn.caller, &role)?;
                 return self.answer_join(room, false, true, turn.answer);
             }
             self.take_seat(turn, room, player, Some(&role))?;
@@ -80,10 +82,11 @@ impl Matcher {
         turn: &mut Turn<'_>,
         mode: u16,
         create: &CreateInfo<'_>,
-        newcomers: Newcomers,
+        mut newcomers: Newcomers,
     ) -> Outcome {
         if let Some(room) = self.pick_room(mode, &newcomers)? {
             if self.rooms[room].has_member(newcomers[0].player) {
+                self.move_newcomer(&mut newcomers[0]);
                 return self.answer_join(room, false, true, turn.answer);
             }
             let changes = self.ask_to_admit(room, &newcomers)?;
@@ -105,6 +108,7 @@ impl Matcher {
     ) -> Outcome {
         if let Some(room) = self.pick_room(mode, std::slice::from_ref(&newcomer))? {
             if self.rooms[room].has_member(newcomer.player) {
+                self.move_newcomer(&mut newcomer);
                 return self.answer_join(room, false, true, answer);
             }
             self.reserve(room, newcomer, until);
@@ -139,6 +143,7 @@ impl Matcher {
         let room = self.find_room(room)?;
         let known = self.people.player(role.id);
         if known.is_some_and(|player| self.rooms[room].has_member(player)) && !self.rooms[room].deleting() {
+            self.move_member(turn.caller, &role)?;
             return self.answer_join(room, false, true, turn.answer);
         }
         if let Some(other) = self.room_of(role.id).filter(|_| self.is_exclusive(room)) {
@@ -168,6 +173,7 @@ impl Matcher {
         let seat = self.seat_of(index, role);
         let player = seat.map_or_else(|| self.member_of_room(index, role), |(_, player)| Ok(player))?;
         let own = self.people.server_of(player) == turn.caller.srv.as_bytes();
+        departure.check_loss(own)?;
         if !own && !self.owns_room(turn.caller, index) {
             return Err(forbidden(
                 "only the role's server, the room's maker or a trusted server may do this",
@@ -419,9 +425,14 @@ impl Matcher {
         if let Some(role) = role {
             self.rooms.rules_of(room).check_limits(role)?;
         }
-        let srv = self.people.server_of(player);
-        let info = role.map_or_else(|| kept.clone(), |role| role.info(srv, kept.team()));
-        let newcomers: Newcomers = smallvec![Newcomer { player, info, moves: false }];
+        let newcomer = match role {
+            Some(role) => {
+                let Newcomer { info, moves, .. } = self.newcomer(turn.caller, role)?;
+                Newcomer { player, info: role.info(info.srv(), kept.team()), moves }
+            }
+            None => Newcomer { player, info: kept.clone(), moves: false },
+        };
+        let newcomers: Newcomers = smallvec![newcomer];
         self.check_fits(room, &newcomers)?;
         let changes = self.ask_to_admit(room, &newcomers)?;
         self.admit(turn, room, newcomers, &changes);

@@ -6,6 +6,7 @@ mod service;
 use throng_wire::fields;
 
 use crate::info::{ID_BYTES_MAX, MESSAGE_BYTES_MAX, bytes, check_json, check_len, text};
+use crate::matcher::lives_elsewhere;
 use crate::problem::{Outcome, Problem, forbidden};
 
 pub(crate) use owner::{TeamMember, Teams};
@@ -55,6 +56,15 @@ impl<'a> Departure<'a> {
             }
         }
         Ok(departure)
+    }
+
+    /// Only the server of a role, which `is_own` reports, knows that its player is gone: it may have
+    /// come back through another.
+    ///
+    /// # Errors
+    /// The role lives on another server.
+    pub(crate) fn check_loss(&self, is_own: bool) -> Outcome {
+        if self.is_lost && !is_own { Err(lives_elsewhere()) } else { Ok(()) }
     }
 
     /// Reason in the notification to the other members.

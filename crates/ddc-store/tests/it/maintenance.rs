@@ -92,6 +92,40 @@ fn a_ref_that_arrives_during_a_collection_keeps_its_blobs_or_is_told_that_they_a
 }
 
 #[test]
+fn a_ref_is_repeated_while_it_is_stored_with_all_that_it_relies_on() {
+    let store = open(Arc::new(SimulatedDisk::new(DiskState::default())), 1 << 20);
+    let hash = put_blob(&store, b"wanted", 0);
+    let is_repeated = |n, attached: &[IoHash], hours| {
+        let put = reference(&store, n, attached, hours);
+        store.is_repeated(&put).expect("readable")
+    };
+    assert!(!is_repeated(1, &[hash], 0));
+    put_ref(&store, 1, &[hash], 0);
+    assert!(is_repeated(1, &[hash], 0));
+    // Its age is counted anew then.
+    assert!(!is_repeated(1, &[hash], 1));
+    assert!(!is_repeated(1, &[], 0));
+    assert!(!is_repeated(2, &[hash], 0));
+
+    // What it relies on must be kept from a collection that runs.
+    let during = |_: &Namespace| {
+        assert!(!is_repeated(1, &[hash], 0));
+        RefPolicy::Keep
+    };
+    let options = CollectOptions {
+        now: Timestamp::from_unix_ms(START_MS),
+        policy: &during,
+        last_access: &|_, _, _| None,
+        blob_age_min: Duration::from_secs(3600),
+    };
+    store.collect(&options).expect("the disk works");
+    assert!(is_repeated(1, &[hash], 0));
+
+    wait(&store, |done| store.delete_blob(&namespace(), &hash, done));
+    assert!(!is_repeated(1, &[hash], 0));
+}
+
+#[test]
 fn a_scrub_finds_every_flipped_bit_and_serves_none() {
     let disk = SimulatedDisk::new(DiskState::default());
     let store = open(Arc::new(disk.clone()), 20_000);
@@ -262,6 +296,11 @@ fn put_ref(store: &Store, n: u64, attached: &[IoHash], hours: u64) {
 }
 
 fn try_put_ref(store: &Store, n: u64, attached: &[IoHash], hours: u64) -> Result<ChangeResult, StoreError> {
+    let put = reference(store, n, attached, hours);
+    answer(store, |done| store.put_ref(put, done))
+}
+
+fn reference(store: &Store, n: u64, attached: &[IoHash], hours: u64) -> PutRef {
     let attachments = attached.iter().map(|hash| Value::BinaryAttachment(*hash)).collect();
     let object = Value::object([("payload", Value::Array(attachments))]).encode(Style::Plain);
     let document = throng_ddc::Document::parse(&object).expect("a document");
@@ -274,15 +313,7 @@ fn try_put_ref(store: &Store, n: u64, attached: &[IoHash], hours: u64) -> Result
         inline: Some(Bytes::from(object)),
         adopted: false,
     };
-    let put = PutRef {
-        namespace: namespace(),
-        bucket: bucket(),
-        key: ref_key(n),
-        value,
-        overwrite: true,
-        relies_on,
-    };
-    answer(store, |done| store.put_ref(put, done))
+    PutRef { namespace: namespace(), bucket: bucket(), key: ref_key(n), value, overwrite: true, relies_on }
 }
 
 fn collect(store: &Store, now_ms: u64, policy: RefPolicy) -> CollectReport {

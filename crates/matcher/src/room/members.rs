@@ -52,6 +52,14 @@ impl Matcher {
         }
     }
 
+    /// A role that is already where it asks to be lives where it asks from: its former server gives
+    /// it up without its places.
+    pub(crate) fn move_member(&mut self, caller: Caller<'_>, role: &RoleRef<'_>) -> Outcome {
+        let mut newcomer = self.newcomer(caller, role)?;
+        self.move_newcomer(&mut newcomer);
+        Ok(())
+    }
+
     pub(crate) fn release_newcomers(&mut self, newcomers: &[Newcomer]) {
         for newcomer in newcomers {
             self.people.release(newcomer.player);

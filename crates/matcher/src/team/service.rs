@@ -81,6 +81,7 @@ impl Matcher {
         let srv = self.home_of(turn.caller, &role)?;
         let index = self.find_team(team)?;
         if self.people.player(role.id).is_some_and(|player| self.people[player].team() == Some(index)) {
+            self.move_member(turn.caller, &role)?;
             write_nested(turn.answer, 1, |out| self.write_team(index, out));
             return Ok(());
         }
@@ -107,6 +108,7 @@ impl Matcher {
         let player = self.member_of_team(index, member)?;
         let is_actor = actor.is_empty() || actor == member;
         let own = self.people.server_of(player) == turn.caller.srv.as_bytes();
+        departure.check_loss(own)?;
         let leader = self.teams[index].leader();
         let leads = self.people.server_of(leader) == turn.caller.srv.as_bytes()
             && (actor.is_empty() || self.people[leader].id().as_slice() == actor);

@@ -8,7 +8,7 @@ use crate::config::{Caller, Scope};
 use crate::info::{RoleRef, bytes, entry, text};
 use crate::key::{PlayerKey, QueueKey, TicketKey};
 use crate::listing::{page_start, write_page};
-use crate::matcher::{Matcher, require};
+use crate::matcher::{Matcher, lives_elsewhere, require};
 use crate::problem::{Outcome, Problem, invalid, not_found, quote, quote_all, too_large};
 use crate::queue::{
     Compiled, Facts, PLAYERS_MAX, PRIORITIES, PlayerInput, State, Ticket, TicketPlayer, parse_players,
@@ -213,7 +213,10 @@ impl Matcher {
             }
             _ if !lost.is_empty() => {
                 let player = self.player_of(index, lost)?;
-                self.check_acts_for(turn.caller, player)?;
+                // Only its own server knows that the player is gone, however much it is trusted.
+                if self.people.server_of(player) != turn.caller.srv.as_bytes() {
+                    return Err(lives_elsewhere());
+                }
                 self.drop_from_ticket(turn, index, player, "disconnected");
             }
             State::Searching => {

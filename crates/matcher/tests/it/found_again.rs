@@ -102,6 +102,47 @@ fn what_a_server_has_comes_in_pages_below_a_frame() {
     assert_eq!(world.ask("s", Method::LIST_MINE, Writer::new().str(2, "9.x")).0, Status::Invalid);
 }
 
+/// A gateway gives up the places of a player who has come back through another one meanwhile.
+#[test]
+fn a_role_that_joins_where_it_is_lives_on_the_server_that_asks() {
+    let lobby = ModeRules { capacity: 4, exclusive: false, ..ModeRules::default() };
+    let modes = [("lobby".to_owned(), lobby)].into();
+    let mut world = World::new(Config { modes, ..Config::default() });
+    let team = world.create_team("s", "ann", 4, "");
+    world.join_team("s", "ben", &team, "");
+    let room = world.join_random("s", "ben", "lobby");
+    let seated = |id: &str| to_mode(id, "2v2").u64(3, 60);
+    let again: [(&str, u16, Writer); 4] = [
+        ("t", Method::JOIN_TEAM, Writer::new().nested(1, role("ben")).str(2, &team)),
+        ("u", Method::ROLE_JOIN_RANDOM_ROOM, to_mode("ben", "lobby")),
+        ("v", Method::ROLE_JOIN_ROOM, to_room("ben", &room)),
+        ("w", Method::ROLE_JOIN_RANDOM_ROOM, seated("ben")),
+    ];
+    let mut former = "s";
+    for (srv, method, request) in again {
+        assert_eq!(world.ask_as(srv, Scope::Trusted, method, request).0, Status::Ok, "{method}");
+        let shown = world.ok(srv, Method::GET_ROLE, Writer::new().str(1, "ben"));
+        assert_eq!(Reader::new(&shown).unwrap().str(2).unwrap(), srv, "{method}");
+        let lost = |place: &str| Writer::new().str(1, "ben").str(2, place).u64(4, 1);
+        for (method, place) in [(Method::LEAVE_TEAM, &team), (Method::ROLE_LEAVE_ROOM, &room)] {
+            let (status, _) = world.ask_as(former, Scope::Trusted, method, lost(place));
+            assert_eq!(status, Status::Forbidden, "{former}");
+        }
+        // The loss of the former server takes nothing along either.
+        world.session(former, true);
+        world.session(former, false);
+        world.pass(20_000);
+        former = srv;
+    }
+    // The seat is taken.
+    let (_, seat) = world.ask_as("x", Scope::Trusted, Method::ROLE_JOIN_RANDOM_ROOM, to_mode("ben", "2v2"));
+    let seat = id_in(&seat);
+    let shown = world.ok("x", Method::GET_ROLE, Writer::new().str(1, "ben"));
+    for place in [&team, &room, &seat] {
+        assert!(String::from_utf8_lossy(&shown).contains(place.as_str()), "{place}");
+    }
+}
+
 #[test]
 fn a_request_key_that_is_used_for_another_request_is_refused() {
     let mut world = World::new(Config::default());
