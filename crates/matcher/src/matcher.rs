@@ -13,7 +13,7 @@ use crate::notices::{Notices, ServerNumber};
 use crate::outputs::Outputs;
 use crate::people::{People, Server};
 use crate::policy::Hooks;
-use crate::problem::{Outcome, Problem, forbidden};
+use crate::problem::{Outcome, Problem, forbidden, lives_elsewhere};
 use crate::queue::{Found, Queue, Queues, Slice};
 use crate::rating::Ratings;
 use crate::room::Rooms;
@@ -349,10 +349,6 @@ pub(crate) fn check_acts_on(caller: Caller<'_>, server: &[u8]) -> Outcome {
         return Ok(());
     }
     Err(lives_elsewhere())
-}
-
-pub(crate) fn lives_elsewhere() -> Problem {
-    forbidden("the role lives on another server")
 }
 
 /// Names of servers are bounded like other ids.

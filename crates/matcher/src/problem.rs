@@ -55,6 +55,10 @@ pub(crate) fn forbidden(message: &'static str) -> Problem {
     Problem::new(Status::Forbidden, message)
 }
 
+pub(crate) fn lives_elsewhere() -> Problem {
+    forbidden("the role lives on another server")
+}
+
 impl From<throng_wire::WireError> for Problem {
     fn from(error: throng_wire::WireError) -> Problem {
         invalid(format!("the body is not what the method takes: {error}"))

@@ -6,8 +6,7 @@ mod service;
 use throng_wire::fields;
 
 use crate::info::{ID_BYTES_MAX, MESSAGE_BYTES_MAX, bytes, check_json, check_len, text};
-use crate::matcher::lives_elsewhere;
-use crate::problem::{Outcome, Problem, forbidden};
+use crate::problem::{Outcome, Problem, forbidden, lives_elsewhere};
 
 pub(crate) use owner::{TeamMember, Teams};
 

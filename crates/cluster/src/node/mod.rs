@@ -16,7 +16,9 @@ use crate::cas::{Known, Stopwatch};
 use crate::defect::Defect;
 use crate::directory::{Action, DirectoryRequest, DirectoryResult, Op, RequestId, Silence, Slot};
 use crate::name::{Key, Name};
-use crate::record::{ClusterRecord, DrainRecord, Home, NodeRecord, PermitRecord, Record, WorldRecord};
+use crate::record::{
+    ClusterRecord, DrainRecord, Home, NodeRecord, NodeState, PermitRecord, Record, WorldRecord,
+};
 
 use arrivals::Arrivals;
 use drain::Drain;
@@ -582,6 +584,12 @@ impl Node {
     /// Nodes of the directory, by name.
     pub fn nodes(&self) -> impl Iterator<Item = (&Name, &NodeRecord)> {
         self.nodes.iter().filter_map(|(name, slot)| Some((name, slot.known.record()?)))
+    }
+
+    /// Returns whether another node takes worlds.
+    #[must_use]
+    pub fn has_other_up(&self) -> bool {
+        self.nodes().any(|(name, node)| *name != self.setup.node && node.state == NodeState::Up)
     }
 
     /// The record of a node, and the time for which it has not changed while the directory

@@ -765,12 +765,14 @@ impl Node {
         self.pump_world(now, name);
     }
 
-    /// Gives a world that this node cannot take to another; closes it if no node has room.
+    /// Gives a world that this node cannot take to another; closes it if no node has room. A node
+    /// that leaves after all others keeps it: whichever returns first claims it.
     fn pass_on(&mut self, now: Instant, name: &Name, mut record: WorldRecord, own: &Name) {
         let knows = self.setup.record.classes.get(&record.class);
         let has_others = knows.is_some_and(|hash| *hash != record.class_hash);
         match self.choose(name, &mut record, Some(own).filter(|_| !has_others)) {
             Ok(home) => self.assign(now, name, record, Some(home), "passed on", false),
+            Err(_) if self.drain.is_active() && !self.has_other_up() => self.wake_world(name, now + RENEWAL),
             Err(none) => {
                 self.stats.no_room += 1;
                 let why = match none {

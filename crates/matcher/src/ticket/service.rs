@@ -8,8 +8,8 @@ use crate::config::{Caller, Scope};
 use crate::info::{RoleRef, bytes, entry, text};
 use crate::key::{PlayerKey, QueueKey, TicketKey};
 use crate::listing::{page_start, write_page};
-use crate::matcher::{Matcher, lives_elsewhere, require};
-use crate::problem::{Outcome, Problem, invalid, not_found, quote, quote_all, too_large};
+use crate::matcher::{Matcher, require};
+use crate::problem::{Outcome, Problem, invalid, lives_elsewhere, not_found, quote, quote_all, too_large};
 use crate::queue::{
     Compiled, Facts, PLAYERS_MAX, PRIORITIES, PlayerInput, State, Ticket, TicketPlayer, parse_players,
 };

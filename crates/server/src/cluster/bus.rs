@@ -144,6 +144,9 @@ impl Bus {
                     ConnectErrorKind::Authentication | ConnectErrorKind::AuthorizationViolation => {
                         "check `cluster.nats_credentials_file`, `cluster.nats_token_file` or `cluster.nats_cert`"
                     }
+                    ConnectErrorKind::ServerParse => {
+                        "`cluster.nats_url` is one or more of nats://HOST:PORT or tls://HOST:PORT"
+                    }
                     ConnectErrorKind::Tls => "check `cluster.nats_ca_file` and `cluster.nats_cert`",
                     _ => "is nats-server running there?",
                 };

@@ -16,7 +16,7 @@ use futures_util::stream::FuturesUnordered;
 use throng_admin::Problem;
 use throng_cluster::{
     Address, Answer, ArrivalId, DirectoryRequest, DirectoryResult, EndReason, Event, Key, Name, Node,
-    NodeRecord, NodeState, Opener, Refusal, RequestId, WorldRecord, WorldState,
+    NodeState, Opener, Refusal, RequestId, WorldRecord, WorldState,
 };
 use throng_gateway::{CloseReason, ConnKind, Verdict};
 use throng_net::Clock;
@@ -303,10 +303,7 @@ impl Driver {
             }
             Command::Drain(wait, reply) => {
                 // Not from the status, which another node that has just come is not in yet.
-                let own = &self.parts.node;
-                let is_other =
-                    |(name, record): (&Name, &NodeRecord)| name != own && record.state == NodeState::Up;
-                let can_move = self.parts.bus.is_connected() && self.parts.core.nodes().any(is_other);
+                let can_move = self.parts.bus.is_connected() && self.parts.core.has_other_up();
                 if can_move {
                     self.report_players(now);
                     self.parts.core.handle_drain(now, Some(wait));

@@ -622,6 +622,10 @@ impl Cluster {
                 if self.wait_for_end(Duration::from_secs(1)) {
                     return;
                 }
+                // The others may have begun to leave as well.
+                if !self.begin_drain(wait) {
+                    break;
+                }
             }
         }
         self.stop();

@@ -225,13 +225,15 @@ pub fn undrain(settings: &Settings, node: &str) -> Result<String, String> {
     let name = Name::new(node)?;
     block_on(async {
         let directory = directory(settings).await?;
-        if let DirectoryResult::Found { value: None, .. } =
-            directory.execute(&Key::Node(name.clone()), Action::Read).await?
-        {
+        let found = directory.execute(&Key::Node(name.clone()), Action::Read).await?;
+        let DirectoryResult::Found { value: Some(record), .. } = found else {
             return Err(no_node(&directory, &name).await);
-        }
+        };
         replace(&directory, &Key::Drain(name.clone()), |_| Ok(None)).await?;
-        Ok(format!("{name} keeps its worlds\n"))
+        match NodeRecord::parse(&record)?.is_live() {
+            true => Ok(format!("{name} keeps its worlds\n")),
+            false => Err(format!("{name} has left already; it takes worlds again when it starts")),
+        }
     })
 }
 

@@ -271,6 +271,32 @@ fn the_last_node_keeps_its_worlds_when_it_drains() {
     assert_eq!(run.server(&world()), None);
 }
 
+/// As at the stop of a whole cluster: none of its worlds ends.
+#[test]
+fn worlds_of_nodes_that_all_drain_are_left_to_the_first_that_returns() {
+    let (mut run, home) = cluster(3, None);
+    for more in 1..9 {
+        run.arrive(home, &name(&format!("w{more}")));
+    }
+    quietly(&mut run, S);
+    let worlds: Vec<Name> = (0..9).map(|number| name(&format!("w{number}"))).collect();
+    for node in 0..3 {
+        run.machines[node].is_supervised = false;
+        run.handle(node, |core, now| core.handle_drain(now, Some(Duration::ZERO)));
+    }
+    quietly(&mut run, 10 * S);
+    for world in &worlds {
+        assert_ne!(run.world(world).map(|record| record.state), Some(WorldState::Closed), "{world}");
+    }
+    let up: Vec<usize> = (0..3).filter(|node| run.machines[*node].core.is_some()).collect();
+    assert!(!up.is_empty());
+    for node in up {
+        run.handle(node, |core, now| core.handle_undrain(now));
+    }
+    quietly(&mut run, 10 * S);
+    assert!(worlds.iter().all(|world| run.server(world).is_some()));
+}
+
 #[test]
 fn a_stopped_node_is_replaced_at_once() {
     let (mut run, home) = cluster(3, None);
