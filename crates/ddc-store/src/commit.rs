@@ -128,7 +128,6 @@ impl Store {
         let changes = std::mem::take(&mut *lock(&self.own_changes));
         if !changes.is_empty() {
             let mut queue = lock(&self.queue);
-            let mut is_awaited = false;
             for change in changes {
                 let failed = Arc::clone(&self.own_failure);
                 let done = move |outcome| {
@@ -136,10 +135,7 @@ impl Store {
                         *lock(&failed) = Some(error);
                     }
                 };
-                is_awaited |= queue.push(change, Box::new(done));
-            }
-            if is_awaited {
-                self.arrived.notify_all();
+                self.push(&mut queue, change, Box::new(done));
             }
         }
         self.await_commits();
@@ -168,9 +164,7 @@ impl Store {
             let done: Done = Box::new(move |_| {
                 let _ = sender.send(());
             });
-            if queue.push(Change::Delete { key: Vec::new() }, done) {
-                self.arrived.notify_all();
-            }
+            self.push(&mut queue, Change::Delete { key: Vec::new() }, done);
             drop(queue);
             let _ = receiver.recv();
         } else {
@@ -239,11 +233,13 @@ impl Store {
 
     /// Queues without regard to limits: for what is bounded otherwise.
     pub(crate) fn enqueue(&self, change: Change, done: Done) {
-        let mut queue = lock(&self.queue);
-        let is_awaited = queue.push(change, done);
-        drop(queue);
-        // Under the lock of the queue, the woken thread would only wait for that.
-        if is_awaited {
+        self.push(&mut lock(&self.queue), change, done);
+    }
+
+    fn push(&self, queue: &mut Queue, change: Change, done: Done) {
+        queue.bytes += change.payload_len() + 256;
+        queue.changes.push((change, done));
+        if queue.changes.len() == queue.wanted {
             self.arrived.notify_all();
         }
     }

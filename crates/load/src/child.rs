@@ -1,13 +1,14 @@
 //! The programs a bench starts: the server under test and the bare writer.
 
+use std::collections::BTreeSet;
 use std::fmt::Write as _;
 use std::io::{self, BufRead as _, BufReader};
 use std::net::{Ipv4Addr, SocketAddr, TcpListener};
 use std::os::unix::process::CommandExt as _;
 use std::path::{Path, PathBuf};
 use std::process::{Child, ChildStdin, ChildStdout, Command, ExitStatus, Stdio};
-use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, AtomicU32, Ordering};
+use std::sync::{Arc, Mutex, PoisonError};
 use std::time::{Duration, Instant, SystemTime, UNIX_EPOCH};
 
 use thiserror::Error;
@@ -91,12 +92,24 @@ pub fn free_address() -> io::Result<SocketAddr> {
     free_listener()?.local_addr()
 }
 
-/// A listener on a free port of an address that other processes do not use.
+/// A listener on a free port of an address that other processes do not use, none that was given
+/// before: a child may not have that one yet.
 fn free_listener() -> io::Result<TcpListener> {
+    static GIVEN: Mutex<BTreeSet<u16>> = Mutex::new(BTreeSet::new());
     let [_, a, b, c] = std::process::id().to_be_bytes();
     // Neither the usual loopback address nor the end of its network.
     let own = Ipv4Addr::new(127, 64 + a % 64, b, 1 + c % 254);
-    TcpListener::bind((own, 0)).or_else(|_| TcpListener::bind((Ipv4Addr::LOCALHOST, 0)))
+    // The listeners that are passed over stay open, so that the next port is another one.
+    let mut others = Vec::new();
+    loop {
+        let listener =
+            TcpListener::bind((own, 0)).or_else(|_| TcpListener::bind((Ipv4Addr::LOCALHOST, 0)))?;
+        let port = listener.local_addr()?.port();
+        if GIVEN.lock().unwrap_or_else(PoisonError::into_inner).insert(port) {
+            return Ok(listener);
+        }
+        others.push(listener);
+    }
 }
 
 /// A child process, ended when dropped. It ends with this process, however that ends.
