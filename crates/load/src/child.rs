@@ -92,15 +92,15 @@ pub fn free_address() -> io::Result<SocketAddr> {
     free_listener()?.local_addr()
 }
 
-/// A listener on a free port of an address that other processes do not use, none that was given
-/// before: a child may not have that one yet.
+/// A listener on a free port of an address that other processes do not use. No port is returned
+/// twice: the child that was given it may not have bound it yet.
 fn free_listener() -> io::Result<TcpListener> {
     static GIVEN: Mutex<BTreeSet<u16>> = Mutex::new(BTreeSet::new());
     let [_, a, b, c] = std::process::id().to_be_bytes();
     // Neither the usual loopback address nor the end of its network.
     let own = Ipv4Addr::new(127, 64 + a % 64, b, 1 + c % 254);
-    // The listeners that are passed over stay open, so that the next port is another one.
-    let mut others = Vec::new();
+    // Skipped listeners stay open, so that the system assigns another port next.
+    let mut skipped = Vec::new();
     loop {
         let listener =
             TcpListener::bind((own, 0)).or_else(|_| TcpListener::bind((Ipv4Addr::LOCALHOST, 0)))?;
@@ -108,7 +108,7 @@ fn free_listener() -> io::Result<TcpListener> {
         if GIVEN.lock().unwrap_or_else(PoisonError::into_inner).insert(port) {
             return Ok(listener);
         }
-        others.push(listener);
+        skipped.push(listener);
     }
 }
 

@@ -57,8 +57,8 @@ impl<'a> Departure<'a> {
         Ok(departure)
     }
 
-    /// Only the server of a role, which `is_own` reports, knows that its player is gone: it may have
-    /// come back through another.
+    /// Refuses a report of a lost player by a server that is not the role's own (`is_own`): the
+    /// player may have come back through another one.
     ///
     /// # Errors
     /// The role lives on another server.

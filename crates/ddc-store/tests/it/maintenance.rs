@@ -107,7 +107,7 @@ fn a_ref_is_repeated_while_it_is_stored_with_all_that_it_relies_on() {
     assert!(!is_repeated(1, &[], 0));
     assert!(!is_repeated(2, &[hash], 0));
 
-    // What it relies on must be kept from a collection that runs.
+    // While a collection runs, only `put_ref` protects the blobs that the ref relies on.
     let during = |_: &Namespace| {
         assert!(!is_repeated(1, &[hash], 0));
         RefPolicy::Keep

@@ -52,8 +52,8 @@ impl Matcher {
         }
     }
 
-    /// A role that is already where it asks to be lives where it asks from: its former server gives
-    /// it up without its places.
+    /// Moves a role that is in the requested team or room already to the calling server. When its
+    /// former server gives up its roles, this one keeps its team, rooms and tickets.
     pub(crate) fn move_member(&mut self, caller: Caller<'_>, role: &RoleRef<'_>) -> Outcome {
         let mut newcomer = self.newcomer(caller, role)?;
         self.move_newcomer(&mut newcomer);

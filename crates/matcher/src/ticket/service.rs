@@ -213,7 +213,7 @@ impl Matcher {
             }
             _ if !lost.is_empty() => {
                 let player = self.player_of(index, lost)?;
-                // Only its own server knows that the player is gone, however much it is trusted.
+                // Also refused to trusted servers: the player may be connected to its own one.
                 if self.people.server_of(player) != turn.caller.srv.as_bytes() {
                     return Err(lives_elsewhere());
                 }

@@ -104,7 +104,7 @@ fn what_a_server_has_comes_in_pages_below_a_frame() {
 
 /// A gateway gives up the places of a player who has come back through another one meanwhile.
 #[test]
-fn a_role_that_joins_where_it_is_lives_on_the_server_that_asks() {
+fn a_role_that_joins_again_moves_to_the_calling_server() {
     let lobby = ModeRules { capacity: 4, exclusive: false, ..ModeRules::default() };
     let modes = [("lobby".to_owned(), lobby)].into();
     let mut world = World::new(Config { modes, ..Config::default() });

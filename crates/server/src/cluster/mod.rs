@@ -617,13 +617,15 @@ impl Cluster {
         if let Some(wait) = self.drain
             && self.begin_drain(wait)
         {
-            let end = self.shared.clock.now() + wait + MOVE;
-            while self.shared.clock.now() < end && self.is_renewing() {
+            let moves_at = self.shared.clock.now() + wait;
+            while self.shared.clock.now() < moves_at + MOVE && self.is_renewing() {
                 if self.wait_for_end(Duration::from_secs(1)) {
                     return;
                 }
-                // The others may have begun to leave as well.
-                if !self.begin_drain(wait) {
+                // All others have begun to leave as well, or are lost: no node takes the worlds.
+                if self.shared.clock.now() >= moves_at
+                    && self.shared.status().nodes[throng_cluster::NodeState::Up as usize] == 0
+                {
                     break;
                 }
             }
