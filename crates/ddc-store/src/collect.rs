@@ -174,7 +174,8 @@ impl Store {
         for (segment, garbage) in garbage {
             let bytes = self.segments.bytes_of(segment).max(1);
             let rest = live.get(&segment).copied().unwrap_or(0).saturating_sub(garbage.bytes);
-            if rest * 100 < bytes * LIVE_PERCENT_MIN_FULL || garbage.large_bytes > 0 {
+            let gives_back = rest * 100 < bytes * LIVE_PERCENT_MIN_FULL && rest <= self.room_for_moves(rest);
+            if gives_back || garbage.large_bytes > 0 {
                 // The refs that reach the blobs of a segment may be in others.
                 let cost = rest + 2 * garbage.cost;
                 worth.push((cost * 1000 / (bytes + garbage.large_bytes), segment, cost));
@@ -429,11 +430,13 @@ impl Store {
     }
 
     /// Bytes of records that may be written before segments are removed; `least` are in the segment
-    /// with the fewest.
+    /// with the fewest, and fit as long as disk and reserve have space for them and the index.
     pub(crate) fn room_for_moves(&self, least: u64) -> u64 {
+        let part = self.options.disk_reserve_bytes / 8;
         match self.fs.free_bytes() {
             Ok(Some(free)) if least == 0 && free < self.options.free_bytes_min => 0,
-            Ok(Some(free)) => (free / 2).max(self.options.disk_reserve_bytes / 8).max(least),
+            Ok(Some(free)) if least + part > free + self.reserve_bytes() => (free / 2).max(part),
+            Ok(Some(free)) => (free / 2).max(part).max(least),
             _ => u64::MAX,
         }
     }

@@ -229,7 +229,8 @@ impl Store {
         }
     }
 
-    fn reserve_bytes(&self) -> u64 {
+    /// Bytes of the reserve that are left.
+    pub(crate) fn reserve_bytes(&self) -> u64 {
         self.fs.open(RESERVE, false).and_then(|file| file.len()).unwrap_or(0)
     }
 

@@ -350,6 +350,41 @@ fn a_collection_on_a_full_disk_moves_no_more_at_a_time_than_there_is_space_for()
     assert!(bytes < 1_500_000, "{bytes} bytes are still used: {report:?}");
 }
 
+#[test]
+fn a_segment_whose_live_records_find_no_space_does_not_fail_a_collection() {
+    let disk = disk();
+    disk.set_capacity(Some(1 << 30));
+    let options = Options {
+        inline_bytes_max: 400_000,
+        disk_reserve_bytes: 100_000,
+        free_bytes_min: 5_000,
+        ..options()
+    };
+    let store = Store::open(Arc::new(disk.clone()), options).expect("it opens");
+    for n in 0..10_u8 {
+        put_blob(&store, &[n; 6_000]);
+    }
+    // Both in one segment, of which less than half is in use: more than the whole reserve.
+    let [kept, gone] = [[1; 250_000].as_slice(), &[2; 350_000]].map(Bytes::copy_from_slice);
+    let hash = IoHash::of(&kept);
+    store.put_blob(&namespace(), hash, kept, at(0), Box::new(|_| {}));
+    store.put_blob(&namespace(), IoHash::of(&gone), gone, at(0), Box::new(|_| {}));
+    put_ref(&store, 1, &[hash], 0);
+    put_blob(&store, &[3; 20_000]);
+    store.checkpoint().expect("the disk works");
+    fill(&disk, &store);
+
+    let report = collect(&store, 600).expect("it gives back what it has space for");
+    assert_eq!(report.blobs, 12);
+    assert!(report.segments >= 2, "{report:?}");
+    assert!(store.disk_bytes() > 500_000, "the large segment stays");
+    assert!(store.read_blob(&namespace(), &hash).expect("readable").is_some());
+    disk.set_capacity(Some(1 << 30));
+    collect(&store, 601).expect("the disk works");
+    assert!(store.disk_bytes() < 350_000, "{} bytes are still used", store.disk_bytes());
+    assert!(store.read_blob(&namespace(), &hash).expect("readable").is_some());
+}
+
 /// Fills the disk, so that only the reserve is left.
 fn fill(disk: &throng_platform::SimulatedDisk, store: &Store) {
     let used = (1 << 30) - disk.free_bytes().expect("known").expect("it has an end");
