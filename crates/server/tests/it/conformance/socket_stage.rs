@@ -13,18 +13,16 @@ use throng_net::{
 };
 use throng_server::config::Loader;
 use throng_server::{Running, Service, start};
+use throng_stdx::Instant;
 use throng_wire::{FrameWriter, MessagePack, channeldpb::MessageType};
 
 /// Far beyond what any step needs; reached only when something is missing.
-const PATIENCE: Duration = Duration::from_secs(120);
+pub(crate) const PATIENCE: Duration = Duration::from_secs(120);
 /// Rounds in which every shard answers, to outlast mail between shards. The longest chain is a
 /// request that goes to the channel's home, from there to shard 0, back, and to the receivers'
 /// shards. A shard may answer just before it hands over mail of the same round, so each leg takes
 /// two.
 const MAIL_ROUNDS: usize = 2 * 4;
-/// Time for which lost servers are kept, where the conversation keeps them. The reference was
-/// watched with 8 s; less only saves time.
-const RECOVER_TIMEOUT_MS: u64 = 4_000;
 /// Stub ids from here belong to the barrier's requests; those of the conversations are small.
 const BARRIER_STUB_FIRST: u32 = 1 << 30;
 
@@ -53,6 +51,14 @@ pub(crate) struct SocketStage {
     names: BTreeMap<String, ConnKey>,
     ends: Ends,
     last_stub: u32,
+    /// Time for which lost servers are kept, if they are.
+    kept: Option<Duration>,
+    /// Time of the last loss, until a step after a return has ended.
+    lost: Option<Instant>,
+    /// A connection was opened since.
+    returns: bool,
+    /// A server took longer to return than it is kept.
+    is_late: bool,
 }
 
 /// Our ends of the connections.
@@ -100,8 +106,15 @@ impl Handler for Ends {
 }
 
 impl SocketStage {
-    /// A gateway with the settings of a conversation, and nobody connected.
-    pub(crate) fn new(scenario: &Scenario, shards: u16, carrier: Carrier, world: World) -> SocketStage {
+    /// A gateway with the settings of a conversation, and nobody connected. Where the conversation
+    /// keeps lost servers, it does so for `kept`.
+    pub(crate) fn new(
+        scenario: &Scenario,
+        shards: u16,
+        carrier: Carrier,
+        world: World,
+        kept: Duration,
+    ) -> SocketStage {
         let config = |name: &str| fixture(&format!("gateway/config/{name}")).display().to_string();
         let schemas: Vec<String> = scenario
             .schema_files()
@@ -152,7 +165,7 @@ impl SocketStage {
             ("gateway.spatial.unreal", "on".to_owned()),
             ("gateway.limits.auth_timeout_ms", "0".to_owned()),
             ("gateway.recovery.servers", scenario.recover_timeout_ms.is_some().to_string()),
-            ("gateway.recovery.servers_timeout_ms", RECOVER_TIMEOUT_MS.to_string()),
+            ("gateway.recovery.servers_timeout_ms", kept.as_millis().to_string()),
         ];
         let loader = Loader::new().text("throng.toml", classes);
         let loader = keys.into_iter().fold(loader, |loader, (key, value)| loader.flag("test", key, value));
@@ -164,7 +177,17 @@ impl SocketStage {
             names: BTreeMap::new(),
             ends: Ends::default(),
             last_stub: BARRIER_STUB_FIRST,
+            kept: scenario.recover_timeout_ms.map(|_| kept),
+            lost: None,
+            returns: false,
+            is_late: false,
         }
+    }
+
+    /// Reports whether this process was too slow for the conversation: a server was given up before
+    /// it returned. What came after that says nothing.
+    pub(crate) fn is_late(&self) -> bool {
+        self.is_late
     }
 
     fn end(&self, name: &str) -> Option<&End> {
@@ -174,6 +197,10 @@ impl SocketStage {
     /// Lets the sockets work until `done`. Returns whether that came in time.
     fn until(&mut self, done: impl Fn(&Self) -> bool) -> bool {
         let deadline = self.clock.now() + PATIENCE;
+        self.until_deadline(deadline, done)
+    }
+
+    fn until_deadline(&mut self, deadline: Instant, done: impl Fn(&Self) -> bool) -> bool {
         while !done(self) {
             let now = self.net.poll(&self.clock, Some(deadline), &mut self.ends).expect("the loop waits");
             if now >= deadline {
@@ -246,6 +273,7 @@ impl Stage for SocketStage {
         let key = self.net.connect(ConnectSpec::new(addr, transport)).expect("a socket");
         self.names.insert(name.to_owned(), key);
         self.ends.0.insert(key, End::default());
+        self.returns = self.lost.is_some();
         assert!(self.until(|stage| stage.ends.0[&key].connected), "{name} cannot connect");
         // Ids are given in the order in which connections are accepted.
         self.until_gateway_knows(self.open_count());
@@ -274,6 +302,7 @@ impl Stage for SocketStage {
 
     fn close(&mut self, name: &str) {
         let key = self.names.remove(name).expect("a connection");
+        (self.lost, self.returns) = (Some(self.clock.now()), false);
         self.net.close(key, CloseMode::Now);
         self.push();
         self.ends.0.remove(&key);
@@ -289,8 +318,18 @@ impl Stage for SocketStage {
     }
 
     fn finish_step(&mut self, _wait_ms: u64, complete: &dyn Fn(&Self) -> bool) {
+        let now = self.clock.now();
+        let given_up = self.lost.filter(|_| self.returns).zip(self.kept).map(|(lost, kept)| lost + kept);
+        let deadline = match self.is_late {
+            true => now,
+            false => given_up.unwrap_or(now + PATIENCE),
+        };
         // If it does not come, the comparison says what is missing.
-        self.until(complete);
+        let is_complete = self.until_deadline(deadline, complete);
+        if given_up.is_some() {
+            self.is_late |= !is_complete;
+            self.lost = None;
+        }
         self.settle();
     }
 
