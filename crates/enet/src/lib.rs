@@ -120,6 +120,11 @@
 
 extern crate alloc;
 
+/// Compiles the example of the README.
+#[cfg(doctest)]
+#[doc = include_str!("../README.md")]
+struct Readme;
+
 mod address;
 mod budget;
 mod checksum;

@@ -100,7 +100,8 @@ pub enum Reason {
     Timeout,
     /// The answer to CONNECT contradicts it.
     Refused,
-    /// The same remote peer has connected anew, for instance after a restart on the same port.
+    /// The same remote peer has connected anew, for instance after a restart on the same port, or
+    /// [`Host::replace_peers_at`](crate::Host::replace_peers_at) was called.
     Replaced,
     /// It held the most received data when the host had no room left, and reliable packets were
     /// dropped to make room for others.

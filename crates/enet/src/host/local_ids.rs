@@ -5,6 +5,7 @@
 //! a small table, and a bitmap from 33 ids on.
 
 use alloc::boxed::Box;
+use alloc::vec::Vec;
 use core::hash::BuildHasher as _;
 use core::net::SocketAddr;
 
@@ -64,6 +65,15 @@ impl LocalIds {
         match self.find(address)? {
             Ids::One(used, owner) => (*used == id).then_some(*owner),
             Ids::Many(crowd) => crowd.owners.get(&id).copied(),
+        }
+    }
+
+    /// Owners of the ids towards `address`.
+    pub(super) fn owners_at(&self, address: SocketAddr) -> Vec<Owner> {
+        match self.find(address) {
+            None => Vec::new(),
+            Some(Ids::One(_, owner)) => Vec::from([*owner]),
+            Some(Ids::Many(crowd)) => crowd.owners.values().copied().collect(),
         }
     }
 

@@ -8,12 +8,12 @@ use core::time::Duration;
 use bytes::Bytes;
 use throng_stdx::Instant;
 
-use super::{Hook, Host, LOOSE_MAX, find, is_broadcast};
+use super::{Hook, Host, LOOSE_MAX, Owner, find, is_broadcast};
 use crate::Compressor;
 use crate::config::{LANES_MAX, Limits};
 use crate::estimate::{THROTTLE_INTERVAL_MS, THROTTLE_STEP};
 use crate::peer::{Names, Peer, State, Terms, window};
-use crate::types::{ConfigError, ConnectError, Delivery, Lane, PeerId, SendError, Transmit, Via};
+use crate::types::{ConfigError, ConnectError, Delivery, Lane, PeerId, Reason, SendError, Transmit, Via};
 use crate::wire::{Dialect, PEER_ID_NONE};
 
 impl Host {
@@ -127,10 +127,12 @@ impl Host {
 
     /// As [`disconnect`](Self::disconnect), once everything sent so far has been acknowledged.
     pub fn disconnect_later(&mut self, peer: PeerId, data: u32) {
-        if let Some(found) = find(&mut self.slots, peer) {
-            found.disconnect_later(&mut self.ctx, data);
-            self.settle(peer.index, true);
+        let Some(found) = find(&mut self.slots, peer) else { return };
+        if found.state == State::Connecting {
+            return self.disconnect(peer, data);
         }
+        found.disconnect_later(&mut self.ctx, data);
+        self.settle(peer.index, true);
     }
 
     /// Ends a connection at once: one message tells the other side, which may get lost, and there
@@ -149,6 +151,23 @@ impl Host {
     pub fn reset(&mut self, peer: PeerId) {
         if find(&mut self.slots, peer).is_some() {
             self.remove(peer.index);
+        }
+    }
+
+    /// Ends everything with `address`, because another client has it from now on. Nothing is sent.
+    /// [`Event::Disconnected`](crate::Event::Disconnected) follows for each connection, with
+    /// [`Reason::Replaced`].
+    pub fn replace_peers_at(&mut self, address: SocketAddr) {
+        for owner in self.local_ids.owners_at(address) {
+            match owner {
+                Owner::HalfOpen(index) => self.forget_half_open(index),
+                Owner::Peer(index) => {
+                    if let Some(peer) = self.slots[index as usize].peer.as_deref_mut() {
+                        peer.finish(&mut self.ctx, 0, Reason::Replaced);
+                        self.settle(index, false);
+                    }
+                }
+            }
         }
     }
 

@@ -359,6 +359,54 @@ fn a_lost_confirmation_of_the_end_is_repeated() {
 }
 
 #[test]
+fn an_attempt_that_was_not_answered_ends_with_disconnect_later_as_with_disconnect() {
+    for later in [false, true] {
+        let mut pair = Pair::new();
+        let client = pair.hosts[0].connect(pair.now, pair.addresses[1], 1, 0).expect("there is room");
+        let host = &mut pair.hosts[0];
+        if later {
+            host.disconnect_later(client, 3)
+        } else {
+            host.disconnect(client, 3)
+        }
+        pair.run(100);
+        assert_eq!((pair.take(0), pair.take(1)), (Vec::new(), Vec::new()));
+        assert_eq!(pair.hosts.each_ref().map(Host::peer_count), [0, 0]);
+    }
+}
+
+#[test]
+fn all_connections_with_an_address_end_when_another_client_has_it() {
+    let (mut pair, _, server) = Pair::connected();
+    let (_, second) = pair.connect();
+    // A handshake that has not ended yet as well.
+    let datagram = connect_datagram(9, 77);
+    pair.hosts[1].handle_datagram(pair.now, address(1), &datagram);
+    let other = address(9);
+    pair.hosts[1].handle_datagram(pair.now, other, &datagram);
+    assert_eq!(pair.hosts[1].half_open_count(), 2);
+    let mut buf = Vec::new();
+    while pair.hosts[1].poll_transmit(pair.now, &mut buf).is_some() {}
+
+    pair.hosts[1].replace_peers_at(address(1));
+    assert!(!pair.hosts[1].has_peer_at(address(1)));
+    assert_eq!(pair.hosts[1].half_open_count(), 1);
+    let mut ended = Vec::new();
+    while let Some(event) = pair.hosts[1].poll_event() {
+        let Event::Disconnected { peer, data: 0, reason: Reason::Replaced } = event else {
+            panic!("{event:?}");
+        };
+        ended.push(peer);
+    }
+    ended.sort();
+    assert_eq!(ended, [server, second]);
+    while let Some(transmit) = pair.hosts[1].poll_transmit(pair.now, &mut buf) {
+        assert_eq!(transmit.to, other, "nothing is sent to the address");
+    }
+    pair.hosts[1].check_invariants();
+}
+
+#[test]
 fn a_client_that_restarts_replaces_its_old_connection() {
     let config = || Config { naming: Naming::Sequential, ..Config::client(1) };
     let mut pair = Pair::with(config(), Config::new(2));

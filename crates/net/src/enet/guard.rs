@@ -19,7 +19,7 @@ use crate::udp::UdpPort;
 
 /// Datagrams kept while a client is not in yet: its CONNECT, and once more.
 const HELD_MAX: usize = 4;
-/// Answers to strangers that wait for the socket, 217 bytes each at most.
+/// Answers to strangers that wait for the socket, 237 bytes each at most.
 const ANSWERS_MAX: usize = 4_096;
 
 pub(super) struct Guard {
@@ -75,6 +75,10 @@ impl Behind for Inside<'_> {
 
     fn has_peer(&self, address: SocketAddr) -> bool {
         self.host.has_peer_at(address)
+    }
+
+    fn replace_peers(&mut self, address: SocketAddr) {
+        self.host.replace_peers_at(address);
     }
 }
 

@@ -83,7 +83,7 @@ pub struct ServerStats {
     pub hosts: HostCounters,
     /// Packets that were dropped because their peer was gone.
     pub orphaned_packets: u64,
-    /// Unreliable packets that were dropped because too much waits for their peer.
+    /// Unreliable packets that could not be sent, mostly because too much waits for their peer.
     pub dropped_packets: u64,
     /// Peers disconnected because they could not be sent a reliable packet.
     pub too_slow: u64,
@@ -300,7 +300,8 @@ impl Server {
         self.order(peer.shard, Order::Disconnect { peer: peer.peer, data, when: When::Now });
     }
 
-    /// Runs `change` on the host of a peer's shard, to set what has no request of its own.
+    /// Runs `change` on the host of a peer's shard, to set what has no request of its own. A panic
+    /// in it ends the shard with all its peers.
     pub fn configure(&mut self, peer: ServerPeer, change: impl FnOnce(&mut Host, PeerId) + Send + 'static) {
         let id = peer.peer;
         self.order(peer.shard, Order::Configure(Box::new(move |host| change(host, id))));
@@ -449,12 +450,13 @@ impl Worker {
         match order {
             Order::Send { peer, lane, data, delivery } => match host.send(peer, lane, data, delivery) {
                 Ok(()) => {}
-                Err(SendError::QueueFull { .. }) if delivery == Delivery::Reliable => {
+                Err(SendError::UnknownPeer | SendError::NotConnected) => self.counts.orphaned_packets += 1,
+                Err(error) if delivery == Delivery::Reliable => {
+                    tracing::warn!(%error, "a reliable packet cannot be sent; its peer is disconnected");
                     self.counts.too_slow += 1;
                     host.disconnect(peer, TOO_SLOW);
                 }
-                Err(SendError::QueueFull { .. }) => self.counts.dropped_packets += 1,
-                Err(_) => self.counts.orphaned_packets += 1,
+                Err(_) => self.counts.dropped_packets += 1,
             },
             Order::Broadcast { lane, data, delivery } => {
                 host.broadcast(lane, data, delivery);
@@ -717,6 +719,28 @@ mod tests {
         });
         assert!(numbers.is_sorted(), "in order");
         assert!(server.stats().events_full > 0);
+    }
+
+    #[test]
+    fn a_peer_that_cannot_be_sent_a_reliable_packet_is_sent_away() {
+        let mut server = server(&ServerOptions::default());
+        let mut clients = Clients::connect(&server, 1);
+        let mut peer = None;
+        clients.turn_until("connecting", |clients| {
+            peer = peer.or_else(|| server.poll_event().map(|(peer, _)| peer));
+            peer.is_some() && !clients.connected.is_empty()
+        });
+        let peer = peer.unwrap();
+        // It has two lanes.
+        server.send(peer, Lane(9), "lost", Delivery::Unreliable);
+        server.send(peer, Lane(1), "before", Delivery::Reliable);
+        server.flush();
+        clients.turn_until("a packet", |clients| clients.received.len() == 1);
+        assert!(clients.gone.is_empty());
+        server.send(peer, Lane(9), "a gap", Delivery::Reliable);
+        server.flush();
+        clients.turn_until("the end", |clients| !clients.gone.is_empty());
+        assert_eq!(clients.gone, [(TOO_SLOW, Reason::Remote)]);
     }
 
     #[test]

@@ -13,6 +13,10 @@
 //! socket and lasts as long. The time is part of what the key signs, so collected cookies expire
 //! although the key stays.
 //!
+//! # A new handshake
+//! Nothing tells a client that restarted from another one that has its address now, behind the same
+//! NAT or on the path. A new handshake therefore ends the association before it and its peers.
+//!
 //! # After the end
 //! An association that ends leaves its address behind as long as a peer of ENet is there, so that
 //! nothing for it leaves in the clear.
@@ -160,6 +164,8 @@ pub(super) trait Behind {
     fn deliver(&mut self, from: SocketAddr, via: Via, datagram: &[u8]);
     /// True if a connection with this address exists.
     fn has_peer(&self, address: SocketAddr) -> bool;
+    /// Ends the connections with this address, which another client may have now.
+    fn replace_peers(&mut self, address: SocketAddr);
 }
 
 /// The associations of one socket. One input, then [`drain`](Self::drain).
@@ -351,6 +357,8 @@ impl Dtls {
             return;
         }
         self.retire(from);
+        // Whoever is there now is not proven to be the client of the association before.
+        behind.replace_peers(from);
         if self.young.len() >= YOUNG_MAX {
             self.stats.expired += 1;
             self.retire(self.young[0]);
