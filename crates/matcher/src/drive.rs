@@ -143,6 +143,7 @@ impl Matcher {
         if kept.is_none() {
             self.hooks.verdicts = std::mem::take(&mut asked.verdicts);
             outcome = self.dispatch(turn, method.number, body);
+            self.propose_to_moved(turn);
             asked.verdicts = std::mem::take(&mut self.hooks.verdicts);
             kept = self.keep_stopped(turn.caller, &mut asked, turn.answer, start);
         }
@@ -223,6 +224,7 @@ impl Matcher {
     /// grace period from now on, open proposals are off, and nothing is drained.
     pub fn handle_recovered(&mut self, WallMs(now): WallMs, notices: &mut Notices) {
         self.now = self.now.max(now);
+        self.clock = self.now;
         self.draining = false;
         // Those that were lost before the end, too: while the matcher was away there was nothing to
         // come back to.
@@ -248,6 +250,8 @@ impl Matcher {
     /// Moves time on and fires what is due, in order, at most [`TIMERS_PER_INPUT`]: the rest stays
     /// due.
     pub(crate) fn advance(&mut self, turn: &mut Turn<'_>, now: u64) {
+        // Reads, which a replay does not see, have moved it on.
+        self.clock = self.now;
         for _ in 0..TIMERS_PER_INPUT {
             let Some((at, timer)) = self.timers.pop_due(now) else { break };
             self.now = self.now.max(at);

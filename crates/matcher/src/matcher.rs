@@ -71,7 +71,7 @@ pub(crate) const FORGOTTEN_PER_INPUT: usize = 2_048;
 /// Number of the rules by which inputs change the state. It grows with every release in which the
 /// same log leads to another state, so that no log is replayed under rules that it was not written
 /// under.
-pub const RULES: u32 = 3;
+pub const RULES: u32 = 4;
 
 impl Matcher {
     /// An empty matcher. `secret` makes ids unguessable; the same secret and inputs give the same

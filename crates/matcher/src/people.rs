@@ -206,6 +206,8 @@ pub(crate) struct People {
     age: u64,
     player_index: Index<PlayerKey>,
     server_index: Index<ServerKey>,
+    /// Players with tickets that have moved to another server since they were taken.
+    moved: Vec<PlayerKey>,
 }
 
 impl std::ops::Index<PlayerKey> for People {
@@ -366,7 +368,16 @@ impl People {
         if self[player].server != server {
             self.unlink(player);
             self.link(player, server);
+            if !self[player].tickets().is_empty() {
+                self.moved.push(player);
+            }
         }
+    }
+
+    /// Takes a player with tickets that has moved to another server.
+    pub(crate) fn take_moved(&mut self) -> Option<PlayerKey> {
+        let players = &self.players;
+        std::iter::from_fn(|| self.moved.pop()).find(|player| players.get(*player).is_some())
     }
 
     /// A server's session began, or was lost: then its roles are given up at `grace_until`.

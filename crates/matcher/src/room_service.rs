@@ -394,6 +394,9 @@ impl Matcher {
         let player = self.people.player(id).ok_or_else(seat_expired)?;
         self.check_acts_for(turn.caller, player)?;
         if self.rooms[room].has_member(player) {
+            if let Some(role) = &role {
+                self.move_member(turn.caller, role)?;
+            }
             write_nested(turn.answer, 1, |out| self.write_room(room, None, out));
             return Ok(());
         }

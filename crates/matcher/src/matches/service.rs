@@ -20,6 +20,15 @@ use crate::turn::Turn;
 /// A match stays known for this long after its room, so that its result can be reported.
 const KNOWN_MS: u64 = 3_600_000;
 
+/// Players of a match that are asked to accept it.
+#[derive(Clone, Copy)]
+enum Asked {
+    All,
+    /// Those on a server.
+    Server(ServerKey),
+    Player(PlayerKey),
+}
+
 impl Matcher {
     /// Makes matches of what searches in a queue have found: their players are
     /// asked, or they are placed at once.
@@ -77,7 +86,7 @@ impl Matcher {
         self.matches.propose(Match::new(id, queue, sides, how, backfill, deadline, shared));
         if asks {
             self.timers.set(deadline, Timer::Proposal(id));
-            self.tell_proposed(turn, index, compiled.set.accept.reveal, None);
+            self.tell_proposed(turn, index, compiled.set.accept.reveal, Asked::All);
             return None;
         }
         match self.place(turn, index, compiled) {
@@ -146,20 +155,34 @@ impl Matcher {
         if !self.queues.has_proposed() {
             return;
         }
-        let players = self.people.players_of(server);
-        let tickets = players.flat_map(|player| self.people[player].tickets().iter().copied());
-        let proposed = tickets.filter(|ticket| self.queues[*ticket].state == State::Proposed);
-        let found =
-            proposed.filter_map(|ticket| self.queues[ticket].matched.and_then(|id| self.match_of(id)));
-        let found: BTreeSet<MatchKey> = found.collect();
-        for index in found {
-            let reveal = self.queues[self.matches[index].queue()].rules().set.accept.reveal;
-            self.tell_proposed(turn, index, reveal, Some(server));
+        let found = self.proposed_to(self.people.players_of(server));
+        self.tell_again(turn, found, Asked::Server(server));
+    }
+
+    /// Players that moved to another server are asked through that one.
+    pub(crate) fn propose_to_moved(&mut self, turn: &mut Turn<'_>) {
+        while let Some(player) = self.people.take_moved() {
+            let found = self.proposed_to(std::iter::once(player));
+            self.tell_again(turn, found, Asked::Player(player));
         }
     }
 
-    /// Asks the players of a match to accept it: all of them, or those of one server.
-    fn tell_proposed(&mut self, turn: &mut Turn<'_>, index: MatchKey, reveal: bool, to: Option<ServerKey>) {
+    /// Matches that wait for these players to accept them.
+    fn proposed_to(&self, players: impl Iterator<Item = PlayerKey>) -> BTreeSet<MatchKey> {
+        let tickets = players.flat_map(|player| self.people[player].tickets().iter().copied());
+        let proposed = tickets.filter(|ticket| self.queues[*ticket].state == State::Proposed);
+        proposed.filter_map(|ticket| self.queues[ticket].matched.and_then(|id| self.match_of(id))).collect()
+    }
+
+    fn tell_again(&mut self, turn: &mut Turn<'_>, found: BTreeSet<MatchKey>, asked: Asked) {
+        for index in found {
+            let reveal = self.queues[self.matches[index].queue()].rules().set.accept.reveal;
+            self.tell_proposed(turn, index, reveal, asked);
+        }
+    }
+
+    /// Asks players of a match to accept it.
+    fn tell_proposed(&mut self, turn: &mut Turn<'_>, index: MatchKey, reveal: bool, asked: Asked) {
         let players = self.players_of_match(index);
         let found = &self.matches[index];
         for ticket in found.tickets() {
@@ -176,7 +199,11 @@ impl Matcher {
                 }
             });
             let own = self.queues[ticket].players.iter().filter_map(|player| player.player);
-            let own = own.filter(|player| to.is_none_or(|server| self.people[*player].server() == server));
+            let own = own.filter(|player| match asked {
+                Asked::All => true,
+                Asked::Server(server) => self.people[*player].server() == server,
+                Asked::Player(one) => *player == one,
+            });
             fan_out(&self.people, own, &event, 0, turn.notices);
             self.scratch.event = event;
         }

@@ -144,6 +144,22 @@ fn a_role_that_joins_again_moves_to_the_calling_server() {
 }
 
 #[test]
+fn a_claim_with_the_data_of_a_role_moves_it_although_it_is_a_member() {
+    let mut world = World::new(Config::default());
+    world.put_queue(DUEL);
+    let [ann, _] = ["ann", "ben"].map(|id| world.ticket("s1", "duel", vec![role(id)]));
+    world.pass(100);
+    let claim = Writer::new().str(1, &world.get_ticket(&ann).room).str(2, "ann");
+    for (srv, claim, home) in
+        [("s1", claim.clone(), "s1"), ("s2", claim.clone(), "s1"), ("s3", claim.nested(3, role("ann")), "s3")]
+    {
+        assert_eq!(world.ask_as(srv, Scope::Trusted, Method::CLAIM_SEAT, claim).0, Status::Ok);
+        let (_, shown) = world.ask_as(srv, Scope::Trusted, Method::GET_ROLE, Writer::new().str(1, "ann"));
+        assert_eq!(Reader::new(&shown).unwrap().str(2).unwrap(), home);
+    }
+}
+
+#[test]
 fn a_request_key_that_is_used_for_another_request_is_refused() {
     let mut world = World::new(Config::default());
     let create = |id: &str| to_mode(id, "2v2").bytes(100, &[7; 16]);

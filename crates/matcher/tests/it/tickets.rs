@@ -4,7 +4,7 @@ use crate::world;
 
 use throng_matcher::{Config, Scope};
 use throng_wire::matcher::{Event, Method, Reader, Status, Writer};
-use world::{Heard, World, id_in, player, roles_in, to_room};
+use world::{Heard, World, id_in, player, role, roles_in, to_room};
 
 const DUEL: &str = r#"{
     "name": "duel",
@@ -320,6 +320,50 @@ fn who_was_asked_while_its_server_was_lost_is_asked_again_and_not_blamed() {
     world.session("s1", true);
     world.pass(1_250);
     assert_eq!(world.get_ticket(&a).status, "proposed");
+}
+
+#[test]
+fn a_player_that_moves_to_another_server_is_asked_there() {
+    let mut world = duel_with(ACCEPT);
+    for srv in ["s1", "s2", "s3"] {
+        world.session(srv, true);
+    }
+    let team = world.create_team("s2", "carl", 3, "");
+    let (a, b) = (world.solo("s1", "duel", "a", 0.0), world.solo("s2", "duel", "b", 0.0));
+    world.pass(250);
+    let first = world.take_kind(Event::MATCH_PROPOSED);
+    let first = first.iter().find(|heard| heard.server == "s1").expect("a is asked");
+    world.session("s1", false);
+    for again in [true, false] {
+        let join = Writer::new().nested(1, role("a")).str(2, &team);
+        assert_eq!(world.ask_as("s3", Scope::Trusted, Method::JOIN_TEAM, join).0, Status::Ok);
+        let asked = world.take_kind(Event::MATCH_PROPOSED);
+        let asked: Vec<_> = asked.iter().map(|heard| (heard.server.as_str(), &heard.body)).collect();
+        let expected = [("s3", &first.body)];
+        assert_eq!(asked, if again { &expected[..] } else { &[] });
+    }
+    let accept =
+        |ticket: &str, role: &str| Writer::new().str(1, &first.str(1)).str(2, ticket).str(3, role).u64(4, 1);
+    world.ok("s3", Method::ACCEPT_MATCH, accept(&a, "a"));
+    world.ok("s2", Method::ACCEPT_MATCH, accept(&b, "b"));
+    assert_eq!([a, b].map(|ticket| world.get_ticket(&ticket).status), ["matched"; 2]);
+}
+
+/// A read is not in the log.
+#[test]
+fn a_read_changes_nothing_that_is_heard_of_earlier_timers() {
+    let heard = |reads: bool| {
+        let mut world = duel();
+        let ticket = world.solo("s1", "duel", "a", 0.0);
+        world.now += 5_050;
+        if reads {
+            world.get_ticket(&ticket);
+        }
+        world.pass_to_input(0);
+        world.take_kind(Event::TICKET_UPDATE)
+    };
+    assert!(!heard(false).is_empty());
+    assert_eq!(heard(true), heard(false));
 }
 
 /// Seats are kept, and a server that comes back finds them.

@@ -430,7 +430,7 @@ section! {
         /// in a cluster the name of the node.
         srv: String = "", Kind::Text;
         /// File with the access token for the matcher; the scope `server` suffices, or `trusted`
-        /// where matches get worlds on other nodes.
+        /// where players move between gateways and matches get worlds on other nodes.
         token_file: String = "", Kind::Path;
         /// Full name of the data type of match channels, which the players of a match update and
         /// receive. Empty: no data, messages only.

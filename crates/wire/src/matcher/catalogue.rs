@@ -438,7 +438,7 @@ methods! {
     42 UPDATE_ROOM_ROLE_DATA "UpdateRoomRoleData" write own UpdateRoomRoleDataRequest Empty "Changes a member's data."
     43 DELETE_ROOM "DeleteRoom" write own RoomIdRequest DeleteRoomResponse "Removes a room; succeeds if it is already removed."
     44 GET_ROOM_INFO "GetRoomInfo" read any RoomIdRequest RoomResponse "Returns a room by id."
-    45 CLAIM_SEAT "ClaimSeat" write own ClaimSeatRequest RoomResponse "Turns a reserved seat into membership."
+    45 CLAIM_SEAT "ClaimSeat" write own ClaimSeatRequest RoomResponse "Turns a reserved seat into membership. With `RoleInfo`, the role lives on the calling server from then on."
     46 SET_ROOM_FLAGS "SetRoomFlags" write own SetRoomFlagsRequest RoomResponse "Sets the flags of a room: hidden or listed, full or open."
     47 GET_ROOM_HISTORY "GetRoomHistory" read any RoomIdRequest GetRoomHistoryResponse "Returns the latest changes of a room."
     60 CREATE_TICKET "CreateTicket" write own CreateTicketRequest TicketResponse "Queues a party for a match."
