@@ -22,7 +22,7 @@ const KNOWN_MS: u64 = 3_600_000;
 
 /// Players of a match that are asked to accept it.
 #[derive(Clone, Copy)]
-enum Asked {
+enum Recipients {
     All,
     /// Those on a server.
     Server(ServerKey),
@@ -86,7 +86,7 @@ impl Matcher {
         self.matches.propose(Match::new(id, queue, sides, how, backfill, deadline, shared));
         if asks {
             self.timers.set(deadline, Timer::Proposal(id));
-            self.tell_proposed(turn, index, compiled.set.accept.reveal, Asked::All);
+            self.tell_proposed(turn, index, compiled.set.accept.reveal, Recipients::All);
             return None;
         }
         match self.place(turn, index, compiled) {
@@ -156,14 +156,14 @@ impl Matcher {
             return;
         }
         let found = self.proposed_to(self.people.players_of(server));
-        self.tell_again(turn, found, Asked::Server(server));
+        self.tell_again(turn, found, Recipients::Server(server));
     }
 
     /// Players that moved to another server are asked through that one.
     pub(crate) fn propose_to_moved(&mut self, turn: &mut Turn<'_>) {
         while let Some(player) = self.people.take_moved() {
             let found = self.proposed_to(std::iter::once(player));
-            self.tell_again(turn, found, Asked::Player(player));
+            self.tell_again(turn, found, Recipients::Player(player));
         }
     }
 
@@ -174,15 +174,15 @@ impl Matcher {
         proposed.filter_map(|ticket| self.queues[ticket].matched.and_then(|id| self.match_of(id))).collect()
     }
 
-    fn tell_again(&mut self, turn: &mut Turn<'_>, found: BTreeSet<MatchKey>, asked: Asked) {
+    fn tell_again(&mut self, turn: &mut Turn<'_>, found: BTreeSet<MatchKey>, to: Recipients) {
         for index in found {
             let reveal = self.queues[self.matches[index].queue()].rules().set.accept.reveal;
-            self.tell_proposed(turn, index, reveal, asked);
+            self.tell_proposed(turn, index, reveal, to);
         }
     }
 
     /// Asks players of a match to accept it.
-    fn tell_proposed(&mut self, turn: &mut Turn<'_>, index: MatchKey, reveal: bool, asked: Asked) {
+    fn tell_proposed(&mut self, turn: &mut Turn<'_>, index: MatchKey, reveal: bool, to: Recipients) {
         let players = self.players_of_match(index);
         let found = &self.matches[index];
         for ticket in found.tickets() {
@@ -199,10 +199,10 @@ impl Matcher {
                 }
             });
             let own = self.queues[ticket].players.iter().filter_map(|player| player.player);
-            let own = own.filter(|player| match asked {
-                Asked::All => true,
-                Asked::Server(server) => self.people[*player].server() == server,
-                Asked::Player(one) => *player == one,
+            let own = own.filter(|player| match to {
+                Recipients::All => true,
+                Recipients::Server(server) => self.people[*player].server() == server,
+                Recipients::Player(one) => *player == one,
             });
             fan_out(&self.people, own, &event, 0, turn.notices);
             self.scratch.event = event;

@@ -357,7 +357,7 @@ impl Dtls {
             return;
         }
         self.retire(from);
-        // Whoever is there now is not proven to be the client of the association before.
+        // The client that is there now may be another one than that of the association before.
         behind.replace_peers(from);
         if self.young.len() >= YOUNG_MAX {
             self.stats.expired += 1;
