@@ -519,6 +519,17 @@ mod tests {
             Self { endpoint, connected: Vec::new(), received: Vec::new(), gone: Vec::new() }
         }
 
+        /// One client that the server has as this peer.
+        fn connected(server: &mut Server) -> (Self, ServerPeer) {
+            let mut clients = Self::connect(server, 1);
+            let mut peer = None;
+            clients.turn_until("connecting", |clients| {
+                peer = peer.or_else(|| server.poll_event().map(|(peer, _)| peer));
+                peer.is_some() && !clients.connected.is_empty()
+            });
+            (clients, peer.unwrap())
+        }
+
         fn turn(&mut self) {
             let soon = self.endpoint.now() + Duration::from_millis(2);
             let (connected, received, gone) = (&mut self.connected, &mut self.received, &mut self.gone);
@@ -724,13 +735,7 @@ mod tests {
     #[test]
     fn a_peer_that_cannot_be_sent_a_reliable_packet_is_sent_away() {
         let mut server = server(&ServerOptions::default());
-        let mut clients = Clients::connect(&server, 1);
-        let mut peer = None;
-        clients.turn_until("connecting", |clients| {
-            peer = peer.or_else(|| server.poll_event().map(|(peer, _)| peer));
-            peer.is_some() && !clients.connected.is_empty()
-        });
-        let peer = peer.unwrap();
+        let (mut clients, peer) = Clients::connected(&mut server);
         // It has two lanes.
         server.send(peer, Lane(9), "lost", Delivery::Unreliable);
         server.send(peer, Lane(1), "before", Delivery::Reliable);
@@ -748,13 +753,7 @@ mod tests {
         let config = |seed| Config { send_bytes_max: 100_000, ..Config::new(seed) };
         let mut server =
             Server::start("127.0.0.1:0".parse().unwrap(), &ServerOptions::default(), config).unwrap();
-        let mut clients = Clients::connect(&server, 1);
-        let mut peer = None;
-        clients.turn_until("connecting", |clients| {
-            peer = peer.or_else(|| server.poll_event().map(|(peer, _)| peer));
-            peer.is_some() && !clients.connected.is_empty()
-        });
-        let peer = peer.unwrap();
+        let (mut clients, peer) = Clients::connected(&mut server);
         for _ in 0..50 {
             server.send(peer, Lane(0), vec![0; 10_000], Delivery::Reliable);
         }

@@ -106,8 +106,8 @@ impl Handler for Ends {
 }
 
 impl SocketStage {
-    /// A gateway with the settings of a conversation, and nobody connected. Where the conversation
-    /// keeps lost servers, it does so for `kept`.
+    /// Starts a gateway with the settings of a conversation. `kept` is the time for which it keeps
+    /// lost servers, if the conversation has it do so.
     pub(crate) fn new(
         scenario: &Scenario,
         shards: u16,
