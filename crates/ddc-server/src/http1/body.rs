@@ -139,13 +139,17 @@ impl<S: Wire> Connection<S> {
         if self.piece.capacity() == 0 {
             let held = self.buf.len().min(wanted);
             self.piece = match std::mem::take(&mut self.spare) {
-                spare if spare.capacity() >= wanted => spare,
-                _ => BytesMut::with_capacity(wanted),
+                spare if spare.capacity() > wanted => spare,
+                _ => BytesMut::with_capacity(wanted + 1),
             };
             self.piece.extend_from_slice(&self.buf.split_to(held));
         }
+        // Behind the last piece there is room for a byte: after a read that fills its buffer, tokio
+        // takes the socket for readable, and the wait for the next request begins with a read of
+        // nothing.
+        let more = usize::from(wanted as u64 == left);
         while self.piece.len() < wanted {
-            let room = wanted - self.piece.len();
+            let room = wanted + more - self.piece.len();
             let mut space = (&mut self.piece).limit(room);
             let read = pin!(self.stream.read_buf(&mut space)).poll(context);
             match read {
@@ -154,6 +158,10 @@ impl<S: Wire> Connection<S> {
                 Poll::Ready(Err(error)) => return Poll::Ready(Err(error)),
                 Poll::Pending => return self.poll_patience(context),
             }
+        }
+        if self.piece.len() > wanted {
+            // The next request was sent without waiting for the answer to this one.
+            self.buf.extend_from_slice(&self.piece.split_off(wanted));
         }
         self.left.framing = Framing::Length(left - wanted as u64);
         Poll::Ready(Ok(Some(std::mem::take(&mut self.piece).freeze())))

@@ -392,3 +392,30 @@ fn ranges(hostile: &mut Hostile, path: &str, len: u64) {
         hostile.request("GET", path, &format!("Range: bytes={start}-{}\r\n", start + 7), b"", 206);
     }
 }
+
+/// A client that does not wait for answers: what is read beyond the end of a body is the beginning
+/// of the next request.
+#[test]
+fn bodies_that_are_sent_without_waiting_for_answers_are_told_apart() {
+    let runtime = tokio::runtime::Runtime::new().expect("threads");
+    let server = runtime.block_on(Server::start(Rules::default(), Listener::Public));
+    // One piece that begins with its head; one that is read by itself; several pieces.
+    let bodies: Vec<Vec<u8>> = [100, 70_000, 70_001, 3 << 20, (3 << 20) + 1]
+        .into_iter()
+        .map(|len| (0..len).map(|at| (at * 31 + len) as u8).collect())
+        .collect();
+    let mut bytes = Vec::new();
+    for body in &bodies {
+        let head = format!(
+            "PUT /api/v1/blobs/test/{} HTTP/1.1\r\nHost: localhost\r\nContent-Length: {}\r\n{OCTETS}\r\n",
+            IoHash::of(body),
+            body.len()
+        );
+        bytes.extend_from_slice(head.as_bytes());
+        bytes.extend_from_slice(body);
+    }
+    bytes.extend_from_slice(b"GET /health/live HTTP/1.1\r\nHost: localhost\r\nConnection: close\r\n\r\n");
+    let mut hostile = Hostile { addr: server.addr, sent: 0 };
+    let answers = hostile.send(&bytes);
+    assert_eq!(statuses(&answers), [200; 6], "{}", String::from_utf8_lossy(&answers));
+}
