@@ -21,11 +21,14 @@ pub(crate) struct Problem {
     kind: Option<&'static str>,
     members: Vec<(&'static str, String)>,
     headers: Vec<(HeaderName, HeaderValue)>,
+    /// What is missing was there when it was looked up; another form of it may be there still.
+    pub(crate) has_vanished: bool,
 }
 
 impl Problem {
     pub(crate) fn new(status: StatusCode, title: impl Into<String>) -> Problem {
-        Problem { status, title: title.into(), kind: None, members: Vec::new(), headers: Vec::new() }
+        let (members, headers) = (Vec::new(), Vec::new());
+        Problem { status, title: title.into(), kind: None, members, headers, has_vanished: false }
     }
 
     pub(crate) fn bad(title: impl ToString) -> Problem {
@@ -34,6 +37,11 @@ impl Problem {
 
     pub(crate) fn missing(title: impl Into<String>) -> Problem {
         Problem::new(StatusCode::NOT_FOUND, title)
+    }
+
+    /// A miss of what a look-up had just found: it was damaged, or removed meanwhile.
+    pub(crate) fn vanished(title: impl Into<String>) -> Problem {
+        Problem { has_vanished: true, ..Problem::missing(title) }
     }
 
     pub(crate) fn hash_mismatch(title: impl Into<String>) -> Problem {

@@ -33,6 +33,21 @@ const READ_BYTES_MAX: u64 = 16 << 10;
 /// held back.
 pub(crate) const HASH_FIRST_BYTES_MAX: u64 = 64 << 20;
 
+/// Forms of one content that a request tries at most, while those before turn out to be gone.
+pub(crate) const FORMS_TRIED_MAX: usize = 8;
+
+/// Makes an answer from some form of a content. One that turns out to be damaged is gone then, and
+/// the next attempt looks up another one.
+pub(crate) async fn of_any_form<F: Future<Output = Answer>>(make: impl Fn() -> F) -> Answer {
+    for _ in 1..FORMS_TRIED_MAX {
+        match make().await {
+            Err(problem) if problem.has_vanished => {}
+            answer => return answer,
+        }
+    }
+    make().await
+}
+
 /// Bytes and the memory that is held for them.
 pub(crate) struct HeldBytes {
     pub(crate) bytes: Bytes,
@@ -184,7 +199,17 @@ impl Service {
         namespace: &Namespace,
         id: &IoHash,
     ) -> Answer {
+        of_any_form(|| self.get_best_form(request, namespace, id)).await
+    }
+
+    async fn get_best_form(
+        self: &Arc<Service>,
+        request: &ApiRequest<'_>,
+        namespace: &Namespace,
+        id: &IoHash,
+    ) -> Answer {
         let missing = || Problem::missing("no such compressed blob");
+        let gone = || Problem::vanished("no such compressed blob");
         let found = match self.locate_form(namespace, id, Reach::All).await? {
             Some(found) => Some(found),
             None => self.take_over(request, namespace, id, true).await?,
@@ -197,13 +222,13 @@ impl Service {
             return Err(Problem::new(StatusCode::UNSUPPORTED_MEDIA_TYPE, title));
         }
         let mut response = if request.method == Method::Head {
-            let len = self.blob_len(namespace, &hash).await?.ok_or_else(missing)?;
+            let len = self.blob_len(namespace, &hash).await?.ok_or_else(gone)?;
             match request.preconditions().is_unmodified(&hash)? {
                 true => unmodified(&hash, media),
                 false => head_answer(&hash, len, media),
             }
         } else {
-            match self.find(request, namespace, &hash).await?.ok_or_else(missing)? {
+            match self.find(request, namespace, &hash).await?.ok_or_else(gone)? {
                 Found::Here(blob) => {
                     self.note_form(namespace, id, found, blob.len()).await?;
                     self.blob_answer(request, namespace, &hash, blob, media).await?
@@ -473,7 +498,7 @@ impl Service {
         // The queue is in order: when this is answered, the damaged one is gone.
         self.commit(|done| self.store.delete_blob(namespace, hash, done)).await?;
         let found = self.find_blob(namespace, hash).await?;
-        found.ok_or_else(|| Problem::missing("the blob was damaged and is gone"))
+        found.ok_or_else(|| Problem::vanished("the blob was damaged and is gone"))
     }
 
     fn is_verified(&self, blob: &Blob) -> bool {

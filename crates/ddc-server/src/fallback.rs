@@ -12,6 +12,7 @@ use throng_ddc::{IoHash, Namespace};
 use throng_ddc_store::{Blob, LargeWriter};
 
 use crate::answer::{Problem, empty};
+use crate::blobs::FORMS_TRIED_MAX;
 use crate::blocking;
 use crate::body::Body;
 use crate::origin::{Located, Reach};
@@ -72,26 +73,44 @@ impl Service {
         id: &IoHash,
         is_content: bool,
     ) -> Result<Option<Located>, Problem> {
-        let found = match is_content {
-            true => self.locate_form(from, id, Reach::All).await?,
-            false => Some(Located::raw(id)),
-        };
-        let found = found.filter(|found| found.verified || self.rules_of(to).unverified);
-        let Some(Located { blob: hash, verified }) = found else { return Ok(None) };
-        let Some(blob) = self.find_blob(from, &hash).await? else { return Ok(None) };
+        for _ in 0..if is_content { FORMS_TRIED_MAX } else { 1 } {
+            let found = match is_content {
+                true => self.locate_form(from, id, Reach::All).await?,
+                false => Some(Located::raw(id)),
+            };
+            let found = found.filter(|found| found.verified || self.rules_of(to).unverified);
+            let Some(located) = found else { break };
+            if self.carry_form(from, to, id, located).await? {
+                return Ok(found);
+            }
+        }
+        Ok(None)
+    }
+
+    /// Copies one form of a content id. Whether it was there, and sound.
+    async fn carry_form(
+        self: &Arc<Service>,
+        from: &Namespace,
+        to: &Namespace,
+        id: &IoHash,
+        Located { blob: hash, verified }: Located,
+    ) -> Result<bool, Problem> {
+        let Some(blob) = self.find_blob(from, &hash).await? else { return Ok(false) };
         // The usual repeated upload: its bytes need not be read again.
         if self.store.blob(to, &hash)?.is_none() {
             let received = self.copy(&blob)?;
             if received.hash() != hash {
                 self.store.discard_damaged(from, &hash, &blob);
-                return Ok(None);
+                // The queue is in order: once this is answered, a look-up finds it no more.
+                self.commit(|done| self.store.delete_blob(from, &hash, done)).await?;
+                return Ok(false);
             }
             self.keep(to, received).await?;
         }
         if hash != *id {
             self.put_form(to, *id, (blob.len(), hash, verified)).await?;
         }
-        Ok(found)
+        Ok(true)
     }
 
     /// The bytes of a blob, as if they had been received.

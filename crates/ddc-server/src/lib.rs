@@ -48,6 +48,7 @@ mod memory;
 mod node;
 mod oodle;
 mod origin;
+mod origin_refs;
 mod passed;
 mod preconditions;
 mod raw;

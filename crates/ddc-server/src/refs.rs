@@ -18,7 +18,7 @@ use tokio::time::Instant;
 
 use crate::answer::{Answer, Problem, empty, object, reply, with_type};
 use crate::batch::{BATCH_BYTES_MAX, Budget, chains};
-use crate::blobs::HASH_FIRST_BYTES_MAX;
+use crate::blobs::{FORMS_TRIED_MAX, HASH_FIRST_BYTES_MAX, of_any_form};
 use crate::blocking;
 use crate::body::Body;
 use crate::entry::CONTENTS;
@@ -342,9 +342,11 @@ impl Service {
     ) -> Answer {
         let mut response = match media {
             Media::Json => with_type(self.json_body(bytes).await?, media),
-            Media::Octets => self.get_raw(namespace, bytes, is_head).await?,
-            Media::Inline => self.get_inline(namespace, bytes).await?,
-            Media::Package => Box::pin(self.get_package(namespace, object, bytes)).await?,
+            Media::Octets => of_any_form(|| self.get_raw(namespace, bytes.clone(), is_head)).await?,
+            Media::Inline => of_any_form(|| self.get_inline(namespace, bytes.clone())).await?,
+            Media::Package => {
+                of_any_form(|| Box::pin(self.get_package(namespace, object, bytes.clone()))).await?
+            }
             Media::CompactBinary | Media::Compressed => {
                 reply(StatusCode::OK, Media::CompactBinary.name(), bytes)
             }
@@ -381,10 +383,13 @@ impl Service {
         let Some(hash) = document.only_binary_attachment() else {
             return Ok(reply(StatusCode::OK, Media::Octets.name(), bytes));
         };
-        let gone = || Problem::missing("what the ref refers to is gone");
+        let gone = || Problem::vanished("what the ref refers to is gone");
         let form = match self.store.has_blob(namespace, &hash)? {
             true => Located::raw(&hash),
-            false => self.locate_form(namespace, &hash, Reach::All).await?.ok_or_else(gone)?,
+            false => {
+                let found = self.locate_form(namespace, &hash, Reach::All).await?;
+                found.ok_or_else(|| Problem::missing("what the ref refers to is gone"))?
+            }
         };
         if form.blob == hash {
             return Ok(with_type(self.whole_body(namespace, &hash).await?.ok_or_else(gone)?, Media::Octets));
@@ -468,9 +473,11 @@ impl Service {
         let (hash, body) = match attachments[..] {
             [] => (IoHash::of(&bytes), Body::bytes(bytes)),
             [attachment] if !attachment.is_object() => {
-                let gone = || Problem::missing("what the ref refers to is gone");
-                let hash = self.locate(namespace, &attachment.hash, Reach::All).await?.ok_or_else(gone)?;
-                (hash, self.whole_body(namespace, &hash).await?.ok_or_else(gone)?)
+                const GONE: &str = "what the ref refers to is gone";
+                let located = self.locate(namespace, &attachment.hash, Reach::All).await?;
+                let hash = located.ok_or_else(|| Problem::missing(GONE))?;
+                let body = self.whole_body(namespace, &hash).await?;
+                (hash, body.ok_or_else(|| Problem::vanished(GONE))?)
             }
             _ => return Err(Problem::bad("only a ref with one attachment or none has an inline form")),
         };
@@ -493,16 +500,23 @@ impl Service {
                 let bytes = ENTRIES as u64 * ENTRY_BYTES;
                 payloads.hold(self.memory.take(bytes, Instant::now() + MEMORY_WAIT).await?);
             }
-            let form = self.locate(namespace, &attachment.hash, Reach::All).await?;
             let left = PACKAGE_BYTES_MAX.saturating_sub(in_memory);
-            let found = match form {
-                // An object is read for what it refers to.
-                Some(form) if attachment.is_object() => {
-                    self.find_blob(namespace, &form).await?.map(|blob| (form, Found::Here(blob)))
+            let mut found = None;
+            // A form that is gone although it was found leaves the next one to be tried.
+            for _ in 0..FORMS_TRIED_MAX {
+                let located = self.locate(namespace, &attachment.hash, Reach::All).await?;
+                found = match located {
+                    // An object is read for what it refers to.
+                    Some(form) if attachment.is_object() => {
+                        self.find_blob(namespace, &form).await?.map(|blob| (form, Found::Here(blob)))
+                    }
+                    Some(form) => self.find_part(namespace, &form, left).await?.map(|found| (form, found)),
+                    None => None,
+                };
+                if found.is_some() || located.is_none() {
+                    break;
                 }
-                Some(form) => self.find_part(namespace, &form, left).await?.map(|found| (form, found)),
-                None => None,
-            };
+            }
             let Some((form, mut found)) = found else {
                 let error = Problem::missing("the attachment is gone").to_value().encode(Style::Plain);
                 let flags = Flags::OBJECT.and(Flags::ERROR);

@@ -10,7 +10,8 @@ use std::time::Duration;
 use bytes::Bytes;
 use futures_util::stream::{self, StreamExt as _};
 use hyper::{Request, StatusCode};
-use throng_ddc::{IoHash, Timestamp};
+use throng_ddc::compressed::compress_lz4;
+use throng_ddc::{IoHash, Style, Timestamp, Value as Field};
 use throng_ddc_server::{Listener, Origin, Rules, Service};
 use throng_ddc_store::{Clock, Options, Store};
 use throng_platform::{DiskState, Fs as _, SimulatedDisk};
@@ -78,9 +79,13 @@ impl Node {
 
     /// Status and body of an answer; `None` if it breaks off.
     fn ask(&self, method: &str, path: &str, body: &[u8]) -> Option<(StatusCode, Bytes)> {
+        self.send(method, path, "application/octet-stream", body)
+    }
+
+    fn send(&self, method: &str, path: &str, media: &str, body: &[u8]) -> Option<(StatusCode, Bytes)> {
         let pieces = stream::iter([Ok(Bytes::copy_from_slice(body))]).boxed();
         let request = Request::builder().method(method).uri(path).header("Host", "localhost");
-        let request = request.header("Content-Type", "application/octet-stream");
+        let request = request.header("Content-Type", media);
         let request = request.header("X-Jupiter-IoHash", IoHash::of(body).to_string());
         let request = request.body(pieces).expect("a request");
         let answer = self.runtime.block_on(self.service.exchange(Listener::Public, request));
@@ -125,9 +130,8 @@ fn decay(disk: &SimulatedDisk, content: &[u8]) {
             let file = disk.open(&format!("{folder}/{name}"), false).expect("it exists");
             let mut all = vec![0; file.len().expect("known") as usize];
             file.read_at(&mut all, 0).expect("readable");
-            let wanted = &content[middle..middle + 32];
-            if let Some(at) = all.windows(32).position(|bytes| bytes == wanted) {
-                file.write_at(&[IoSlice::new(&[!wanted[0]])], at as u64).expect("writable");
+            if let Some(at) = all.windows(content.len()).position(|bytes| bytes == content) {
+                file.write_at(&[IoSlice::new(&[!content[middle]])], (at + middle) as u64).expect("writable");
                 return;
             }
         }
@@ -159,6 +163,37 @@ fn damage_is_noticed_at_the_next_read_or_once_the_last_check_is_too_old() {
         decay(&node.disk, &bytes);
         node = node.restart();
         assert_eq!(get(&node).expect("a whole answer").0, StatusCode::NOT_FOUND, "{len}");
+    }
+}
+
+#[test]
+fn a_form_that_is_damaged_leaves_the_next_one_to_be_served() {
+    let raw = noise(3_000);
+    let forms = [12, 13].map(|exponent| Bytes::from(compress_lz4(&raw, exponent)));
+    let content = format!("/api/v1/compressed-blobs/game/{}", IoHash::of(&raw));
+    let attachment = Field::BinaryAttachment(IoHash::of(&raw));
+    let object = Field::object([("payload", attachment)]).encode(Style::Plain);
+    let reference = "/api/v1/refs/game/default/00000000000000000000000000000000000000aa";
+    let suffixed = |suffix: &str| format!("{reference}.{suffix}");
+    let reads = [content.clone(), suffixed("raw"), suffixed("jpi"), suffixed("uecbpkg")];
+    for path in reads {
+        let node = Node::open(SimulatedDisk::new(DiskState::default()));
+        let ok = |method: &str, path: &str, media: &str, body: &[u8]| {
+            let (status, body) = node.send(method, path, media, body).expect("a whole answer");
+            assert_eq!(status, StatusCode::OK, "{method} {path}: {body:?}");
+            body
+        };
+        for form in &forms {
+            ok("PUT", &content, "application/x-ue-comp", form);
+        }
+        ok("PUT", reference, "application/x-ue-cb", &object);
+        let best = ok("GET", &content, "application/x-ue-comp", b"");
+        let other = forms.iter().find(|form| **form != best).expect("another one");
+        decay(&node.disk, &best);
+        let body = ok("GET", &path, "application/x-ue-comp", b"");
+        let served = if path.ends_with("raw") { &raw[..] } else { other };
+        assert!(body.windows(served.len()).any(|part| part == served), "{path}");
+        assert_eq!(node.service.stats().damaged, 1, "{path}");
     }
 }
 
