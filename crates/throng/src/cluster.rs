@@ -107,14 +107,12 @@ fn answer(act: &str, matches: &ArgMatches, settings: &Settings) -> Result<String
         "status" => read().map(|state| status(&state)),
         "worlds" => {
             let class = matches.get_one::<String>("class").map(String::as_str);
-            let mut state = read()?;
-            let worlds = state["worlds"].take();
+            let state = read()?;
             let is_shown = |world: &&Value| class.is_none_or(|class| world["class"] == class);
-            let worlds: Vec<Value> =
-                worlds.as_array().into_iter().flatten().filter(is_shown).cloned().collect();
+            let worlds: Vec<Value> = rows(&state, "worlds").filter(is_shown).cloned().collect();
             Ok(match matches.get_flag("json") {
                 true => format!("{:#}\n", Value::Array(worlds)),
-                false => table(&worlds),
+                false => table(&state, &worlds),
             })
         }
         "where" => place(&read()?, name()),
@@ -153,7 +151,7 @@ fn status(state: &Value) -> String {
     }
     let mut states = std::collections::BTreeMap::new();
     for world in rows(state, "worlds") {
-        *states.entry(text(&world["state"])).or_insert(0_u32) += 1;
+        *states.entry(state_of(world, state)).or_insert(0_u32) += 1;
     }
     let states: Vec<String> = states.iter().map(|(state, count)| format!("{count} {state}")).collect();
     let _ =
@@ -188,14 +186,30 @@ fn differences(state: &Value) -> String {
     out
 }
 
-fn table(worlds: &[Value]) -> String {
+/// The node that serves a world, or is to serve it; `None` if that has left or is lost.
+fn home_of<'a>(world: &Value, state: &'a Value) -> Option<&'a Value> {
+    let node = rows(state, "nodes").find(|node| node["name"] == world["home"])?;
+    let is_alive = ["up", "draining"].contains(&text(&node["state"]));
+    (is_alive && node["incarnation"] == world["incarnation"]).then_some(node)
+}
+
+/// The state of a world's record; `homeless` if it is open and its home is gone.
+fn state_of<'a>(world: &'a Value, state: &Value) -> &'a str {
+    match text(&world["state"]) {
+        "closed" => "closed",
+        _ if home_of(world, state).is_none() => "homeless",
+        open => open,
+    }
+}
+
+fn table(state: &Value, worlds: &[Value]) -> String {
     let mut out = format!("{:<32} {:<9} {:<32} {:>7}  class\n", "world", "state", "home", "epoch");
     for world in worlds {
         let _ = writeln!(
             out,
             "{:<32} {:<9} {:<32} {:>7}  {}",
             text(&world["name"]),
-            text(&world["state"]),
+            state_of(world, state),
             text(&world["home"]),
             world["epoch"],
             text(&world["class"])
@@ -211,15 +225,15 @@ fn place(state: &Value, name: &str) -> Result<String, String> {
         return Err(format!("the world `{name}` is closed ({})", text(&world["why"])));
     }
     let home = text(&world["home"]);
-    let mut out = format!("{name} {} {home} (epoch {})\n", text(&world["state"]), world["epoch"]);
+    let mut out = format!("{name} {} {home} (epoch {})\n", state_of(world, state), world["epoch"]);
     let node = rows(state, "nodes").find(|node| node["name"] == home).unwrap_or(&Value::Null);
     let leads_there = |address: &&Value| address["world"].as_str().is_none_or(|world| world == name);
     for address in rows(node, "addresses").filter(leads_there) {
         let url = format!("{}://{}", text(&address["transport"]), text(&address["address"]));
         let _ = writeln!(out, "  {:<7} {url}", text(&address["kind"]));
     }
-    if node["incarnation"] != world["incarnation"] || !["up", "draining"].contains(&text(&node["state"])) {
-        out.push_str("  this home is lost; the world gets another one\n");
+    if home_of(world, state).is_none() {
+        out.push_str("  this home has left or is lost; the world gets another one\n");
     }
     Ok(out)
 }
@@ -255,7 +269,7 @@ mod tests {
         let text = status(&state());
         for part in [
             "n1                               up           0.4 s   25 %    2 of 256  0.1.0",
-            "worlds: 1 closed, 2 serving",
+            "worlds: 1 closed, 1 homeless, 1 serving",
             "0 of 1 replicas missing",
             "with one replica",
             "node.later",
@@ -269,7 +283,11 @@ mod tests {
     fn a_world_is_where_its_home_is() {
         let found = place(&state(), "hub").unwrap();
         assert_eq!(found, "hub serving n1 (epoch 7)\n  client  ws://10.0.0.1:12108\n");
-        assert!(place(&state(), "arena").unwrap().contains("lost"));
+        assert!(place(&state(), "arena").unwrap().contains("arena homeless n3 (epoch 7)"));
+        let all: Vec<Value> = rows(&state(), "worlds").cloned().collect();
+        let shown = table(&state(), &all);
+        let states: Vec<_> = shown.lines().skip(1).map(|line| line.split_whitespace().nth(1)).collect();
+        assert_eq!(states, [Some("serving"), Some("closed"), Some("homeless")]);
         assert!(place(&state(), "old").unwrap_err().contains("no node has room"));
         assert!(place(&state(), "none").is_err());
     }
