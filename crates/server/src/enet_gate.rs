@@ -23,6 +23,11 @@ pub(crate) fn gate(listener: &Listener) -> Result<Option<GateConfig>, (&'static 
     let text = fs::read_to_string(file).map_err(|error| at_file(format!("cannot read `{file}`: {error}")))?;
     let key = parse_key(text.trim())
         .ok_or_else(|| at_file(format!("`{file}` must contain exactly 64 hexadecimal digits")))?;
+    if key == [0; KEY_BYTES] {
+        return Err(at_file(format!(
+            "`{file}` has the key 0, which everyone knows; make one: openssl rand -hex 32"
+        )));
+    }
     let servers = listener.enet_servers.iter().map(|text| {
         let bad = |_| ("enet_servers", format!("`{text}` is not an address; expected IP:PORT"));
         text.parse::<SocketAddr>().map_err(bad)
@@ -83,6 +88,20 @@ mod tests {
         assert_eq!(parse_key(&text[1..]), None);
         assert_eq!(parse_key(&text.replace('a', "g")), None);
         assert_eq!(parse_key(&text.replace("0a", "ä")), None);
+    }
+
+    #[test]
+    fn a_key_of_zeros_is_refused() {
+        let folder = tempfile::tempdir().unwrap();
+        let settings = crate::config::Loader::new().load().unwrap().settings;
+        let with = |key: &str| {
+            let path = folder.path().join("enet.key");
+            fs::write(&path, key).unwrap();
+            gate(&Listener { enet_key_file: path.to_str().unwrap().to_owned(), ..settings.clients.clone() })
+        };
+        assert!(with(&"07".repeat(32)).unwrap().is_some());
+        let (key, why) = with(&"00".repeat(32)).unwrap_err();
+        assert!(key == "enet_key_file" && why.contains("openssl rand -hex 32"), "{key}: {why}");
     }
 
     #[test]

@@ -178,6 +178,9 @@ fn told(kind: &str, transport: &str, address: &str) -> Told {
     Told { kind: kind.to_owned(), transport: transport.to_owned(), address: address.to_owned(), world: None }
 }
 
+/// Length of the longest name in DNS.
+const HOST_BYTES_MAX: usize = 253;
+
 /// Reads `client=wss://HOST:PORT` or `client=tcp://HOST:PORT/WORLD`.
 pub(crate) fn parse_address(text: &str) -> Result<Told, String> {
     let parsed = text.split_once('=').and_then(|(kind, url)| {
@@ -190,15 +193,15 @@ pub(crate) fn parse_address(text: &str) -> Result<Told, String> {
         let is_known = ["tcp", "tls", "ws", "wss", "kcp", "enet"].contains(&transport);
         let fits = ["client", "server"].contains(&kind)
             && is_known
-            && !host.is_empty()
+            && (1..=HOST_BYTES_MAX).contains(&host.len())
             && port.parse::<u16>().is_ok_and(|port| port > 0);
         fits.then(|| Told { world, ..told(kind, transport, address) })
     });
     parsed.ok_or_else(|| {
         format!(
             "bad value for `cluster.advertise`: `{text}`; write client=TRANSPORT://HOST:PORT or \
-             server=TRANSPORT://HOST:PORT, with tcp, tls, ws, wss, kcp or enet, and /WORLD behind it if the \
-             listener there leads to a world"
+             server=TRANSPORT://HOST:PORT, with tcp, tls, ws, wss, kcp or enet, a HOST of at most \
+             {HOST_BYTES_MAX} bytes, and /WORLD behind it if the listener there leads to a world"
         )
     })
 }
@@ -376,6 +379,7 @@ mod tests {
             "client=ws://:1",
             "client=ws://a:0",
             "x=ws://a:1",
+            &format!("client=ws://{}:1", "a".repeat(254)),
         ] {
             assert!(parse_address(wrong).is_err(), "{wrong}");
         }
