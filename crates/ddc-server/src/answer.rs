@@ -21,7 +21,7 @@ pub(crate) struct Problem {
     kind: Option<&'static str>,
     members: Vec<(&'static str, String)>,
     headers: Vec<(HeaderName, HeaderValue)>,
-    /// What is missing was there when it was looked up; another form of it may be there still.
+    /// The look-up found the content and its blob was gone: another form may still be stored.
     pub(crate) has_vanished: bool,
 }
 
