@@ -152,3 +152,12 @@ pub(crate) struct Queue {
     /// Number of changes that the committing thread waits for.
     pub(crate) wanted: usize,
 }
+
+impl Queue {
+    /// Adds a change. Reports whether the committing thread waits for it.
+    pub(crate) fn push(&mut self, change: Change, done: Done) -> bool {
+        self.bytes += change.payload_len() + 256;
+        self.changes.push((change, done));
+        self.changes.len() == self.wanted
+    }
+}

@@ -2,7 +2,7 @@
 
 use std::io;
 use std::sync::atomic::Ordering;
-use std::sync::{Arc, PoisonError, mpsc};
+use std::sync::{Arc, MutexGuard, PoisonError, mpsc};
 use std::time::{Duration, Instant};
 
 use throng_ddc::Timestamp;
@@ -128,6 +128,7 @@ impl Store {
         let changes = std::mem::take(&mut *lock(&self.own_changes));
         if !changes.is_empty() {
             let mut queue = lock(&self.queue);
+            let mut is_awaited = false;
             for change in changes {
                 let failed = Arc::clone(&self.own_failure);
                 let done = move |outcome| {
@@ -135,8 +136,9 @@ impl Store {
                         *lock(&failed) = Some(error);
                     }
                 };
-                self.push(&mut queue, change, Box::new(done));
+                is_awaited |= queue.push(change, Box::new(done));
             }
+            self.announce_changes(queue, is_awaited);
         }
         self.await_commits();
         self.pause_for(self.clock().elapsed().saturating_sub(started));
@@ -164,8 +166,8 @@ impl Store {
             let done: Done = Box::new(move |_| {
                 let _ = sender.send(());
             });
-            self.push(&mut queue, Change::Delete { key: Vec::new() }, done);
-            drop(queue);
+            let is_awaited = queue.push(Change::Delete { key: Vec::new() }, done);
+            self.announce_changes(queue, is_awaited);
             let _ = receiver.recv();
         } else {
             drop(queue);
@@ -198,12 +200,19 @@ impl Store {
     }
 
     pub(crate) fn submit(&self, change: Change, done: Done) {
-        match self.check_queue(&change) {
+        let checked = match change.stored_key() {
+            Some(key) => self.check_uploads_to(key),
+            None => self.check_writable(),
+        };
+        let mut queue = lock(&self.queue);
+        match checked.and_then(|()| self.check_queue(&queue, &change)) {
             Ok(()) => {
                 self.asked.fetch_add(1, Ordering::Relaxed);
-                self.enqueue(change, done);
+                let is_awaited = queue.push(change, done);
+                self.announce_changes(queue, is_awaited);
             }
             Err(error) => {
+                drop(queue);
                 if let Change::Large { location, .. } = change {
                     lock(&self.freed_files).push(location.file);
                 }
@@ -212,12 +221,8 @@ impl Store {
         }
     }
 
-    fn check_queue(&self, change: &Change) -> Result<(), StoreError> {
-        match change.stored_key() {
-            Some(key) => self.check_uploads_to(key)?,
-            None => self.check_writable()?,
-        }
-        let queue = lock(&self.queue);
+    /// Reports whether the queue and the folder have room for a change.
+    fn check_queue(&self, queue: &Queue, change: &Change) -> Result<(), StoreError> {
         let bytes = queue.bytes + change.payload_len() + 256;
         let is_full = queue.bytes > 0 && bytes > self.options.queue_bytes_max;
         if queue.closed || is_full {
@@ -233,13 +238,16 @@ impl Store {
 
     /// Queues without regard to limits: for what is bounded otherwise.
     pub(crate) fn enqueue(&self, change: Change, done: Done) {
-        self.push(&mut lock(&self.queue), change, done);
+        let mut queue = lock(&self.queue);
+        let is_awaited = queue.push(change, done);
+        self.announce_changes(queue, is_awaited);
     }
 
-    fn push(&self, queue: &mut Queue, change: Change, done: Done) {
-        queue.bytes += change.payload_len() + 256;
-        queue.changes.push((change, done));
-        if queue.changes.len() == queue.wanted {
+    /// Unlocks the queue, then wakes the committing thread if it waits for what was added: woken
+    /// before, it would find the queue locked and sleep again.
+    fn announce_changes(&self, queue: MutexGuard<'_, Queue>, is_awaited: bool) {
+        drop(queue);
+        if is_awaited {
             self.arrived.notify_all();
         }
     }

@@ -29,8 +29,8 @@ impl Store {
     /// Notes that a stored blob was uploaded once more: the ref that is to reach it may still come,
     /// and the one that reaches it may go before.
     pub fn note_repeated(&self, namespace: &Namespace, blob: &IoHash) {
-        let now = self.clock().elapsed();
-        lock(&self.relied_on).repeated.insert(&key::blob(namespace, blob), now);
+        let (now, key) = (self.clock().elapsed(), key::blob(namespace, blob));
+        lock(&self.relied_on).repeated.insert(&key, now);
     }
 }
 
