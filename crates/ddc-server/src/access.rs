@@ -5,9 +5,12 @@ use std::future::Future;
 use std::net::IpAddr;
 use std::pin::Pin;
 
+use hyper::header::{self, HeaderMap, HeaderName};
 use throng_admin::{host_name, is_loopback_name, is_same_site};
 use throng_ddc::policy::{Action, Policies, TokenClaims};
 use throng_ddc::{Bucket, Namespace};
+
+use crate::headers::SEC_FETCH_SITE;
 
 /// What is known about a caller.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -133,13 +136,15 @@ impl Access {
     /// `localhost`, an IP address or a name of [`Access::hosts`]. With credentials, the page would
     /// need one.
     ///
-    /// `site` is what the browser says of the page: it names no origin where a page embeds what it
-    /// cannot read.
-    pub(crate) fn admits(&self, host: Option<&str>, origin: Option<&str>, site: Option<&str>) -> bool {
+    /// A browser names no origin where a page embeds what it cannot read, but says of which site the
+    /// page is.
+    pub(crate) fn admits(&self, headers: &HeaderMap) -> bool {
         if !self.identify.is_empty() {
             return true;
         }
-        if origin.is_none() && site == Some("cross-site") {
+        let text = |name: HeaderName| headers.get(name).map(|value| value.to_str().unwrap_or_default());
+        let (host, origin) = (text(header::HOST), text(header::ORIGIN));
+        if origin.is_none() && text(SEC_FETCH_SITE) == Some("cross-site") {
             return false;
         }
         let is_ours = |authority: &str| {
@@ -154,10 +159,12 @@ impl Access {
             })
     }
 
-    pub(crate) async fn identify(&self, authorization: Option<&str>) -> Result<Caller, Identity> {
+    /// Who sends a request with these headers.
+    pub(crate) async fn identify(&self, headers: &HeaderMap) -> Result<Caller, Identity> {
         if self.identify.is_empty() {
             return Ok(Caller { claims: None });
         }
+        let authorization = headers.get(header::AUTHORIZATION).and_then(|value| value.to_str().ok());
         let Some(authorization) = authorization else { return Err(Identity::Unknown) };
         let token = password(authorization).map(|password| format!("Bearer {password}"));
         let authorization = token.as_deref().unwrap_or(authorization);

@@ -3,7 +3,7 @@
 use std::sync::Arc;
 
 use hyper::Response;
-use throng_ddc::api::Route;
+use throng_ddc::api::{RefName, Route};
 use throng_ddc::policy::Action;
 use throng_ddc::{Bucket, Namespace, Value};
 use throng_ddc_store::StoreError;
@@ -69,7 +69,7 @@ impl Service {
             Route::LastAccessRollup => {
                 let noted: Vec<serde_json::Value> = blocking::in_place(|| self.note_accesses())
                     .iter()
-                    .map(|(namespace, bucket, key)| {
+                    .map(|RefName { namespace, bucket, key }| {
                         serde_json::json!({
                             "ns": namespace.as_str(), "bucket": bucket.as_str(), "key": key.as_str(),
                         })

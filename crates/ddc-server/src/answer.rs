@@ -4,7 +4,7 @@ use bytes::Bytes;
 use hyper::header::{self, HeaderName, HeaderValue};
 use hyper::{Response, StatusCode};
 use throng_ddc::api::Media;
-use throng_ddc::{Document, Style, Value};
+use throng_ddc::{Document, IoHash, Style, Value};
 use throng_ddc_store::StoreError;
 
 use crate::body::Body;
@@ -162,7 +162,39 @@ pub(crate) fn object(value: &Value, media: Media) -> Response<Body> {
     reply(StatusCode::OK, Media::Json.name(), json)
 }
 
+/// The answer to an upload of the blob `hash`.
+pub(crate) fn identifier(hash: IoHash, media: Media) -> Response<Body> {
+    if media == Media::Json {
+        let json = [&b"{\"identifier\":\""[..], &hash.hex_upper(), b"\"}"].concat();
+        return reply(StatusCode::OK, media.name(), json);
+    }
+    object(&Value::object([("identifier", Value::Hash(hash))]), media)
+}
+
+/// The answer to an upload of a ref, with the blobs that are missing for it.
+pub(crate) fn needs(missing: Vec<IoHash>, media: Media) -> Response<Body> {
+    if missing.is_empty() && media == Media::Json {
+        return reply(StatusCode::OK, media.name(), &b"{\"needs\":[]}"[..]);
+    }
+    object(&Value::object([("needs", Value::hashes(missing))]), media)
+}
+
 /// Refuses a form whose content has not been verified.
 pub(crate) fn unverifiable() -> Problem {
     Problem::bad("this namespace takes only compressed buffers whose content can be verified")
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn the_usual_answers_are_what_the_objects_are_in_json() {
+        let body = |mut answer: Response<Body>| answer.body_mut().step(usize::MAX).unwrap().unwrap();
+        let (hash, json) = (IoHash::of(b"blob"), Media::Json);
+        let value = Value::object([("identifier", Value::Hash(hash))]);
+        assert_eq!(body(identifier(hash, json)), body(object(&value, json)));
+        let value = Value::object([("needs", Value::hashes(Vec::new()))]);
+        assert_eq!(body(needs(Vec::new(), json)), body(object(&value, json)));
+    }
 }

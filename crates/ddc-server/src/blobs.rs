@@ -13,7 +13,7 @@ use throng_ddc_store::{Blob, ChangeResult, Done, StoreError, is_damage};
 use tokio::sync::oneshot;
 use tokio::time::Instant;
 
-use crate::answer::{Answer, Problem, empty, object, unverifiable};
+use crate::answer::{self, Answer, Problem, empty, object, unverifiable};
 use crate::blocking;
 use crate::body::{Body, Check, CheckKind, Findings};
 use crate::fetch::Found;
@@ -540,8 +540,7 @@ impl Service {
         check_hash(wanted, hash)?;
         self.keep(namespace, received).await?;
         self.fill_fallback(request, namespace, &hash, false).await?;
-        let value = Value::object([("identifier", Value::Hash(hash))]);
-        Ok(object(&value, request.answer_media(None)))
+        Ok(answer::identifier(hash, request.answer_media(None)))
     }
 
     /// Receives a blob, which the client says has the hash `wanted`.
@@ -572,8 +571,7 @@ impl Service {
         let received = request.upload.receive(&self.store, None, Some(&mut decoder)).await?;
         let raw = self.keep_compressed(namespace, received, decoder, wanted).await?;
         self.fill_fallback(request, namespace, &raw, true).await?;
-        let value = Value::object([("identifier", Value::Hash(raw))]);
-        Ok(object(&value, request.answer_media(None)))
+        Ok(answer::identifier(raw, request.answer_media(None)))
     }
 
     /// Stores a compressed buffer and its content id, which is given.

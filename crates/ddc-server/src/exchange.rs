@@ -45,7 +45,7 @@ impl Service {
             method: head.method.as_str(),
             path: head.uri.path(),
             query: head.uri.query().unwrap_or_default(),
-            headers: head.headers,
+            headers: &head.headers,
             source: Box::new(PieceSource(Mutex::new(pieces))),
         };
         let (head, mut body) = self.answer(listener, raw).await.into_parts();

@@ -142,7 +142,7 @@ impl Service {
         hash: &IoHash,
     ) -> Result<Option<Response<Body>>, Problem> {
         let wanted =
-            query_values(&request.query, "supportsRedirect").any(|value| value.eq_ignore_ascii_case("true"));
+            query_values(request.query, "supportsRedirect").any(|value| value.eq_ignore_ascii_case("true"));
         let Some(tier) = self.tier().filter(|_| wanted && self.rules_of(namespace).redirects) else {
             return Ok(None);
         };

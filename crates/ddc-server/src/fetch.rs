@@ -568,8 +568,8 @@ impl Service {
         decoder: Option<&mut Decoder>,
     ) -> Result<Received, Problem> {
         let len = incoming.len;
-        let mut upload = Upload::new(Box::new(FetchedBody::new(incoming)), self.rules().blob_bytes_max)?
-            .charged_to(&self.memory);
+        let (source, limit) = (Box::new(FetchedBody::new(incoming)), self.rules().blob_bytes_max);
+        let mut upload = Upload::new(source, limit, Some(&self.memory))?;
         if let Some(streamed) = streamed.filter(|_| len > SMALL_BYTES_MAX as u64) {
             // A disk that fills later must not break off answers that an upstream can give without
             // a copy here.

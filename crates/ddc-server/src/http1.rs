@@ -153,7 +153,7 @@ impl<S: Wire> Connection<S> {
             } else if self.buf[seen..].contains(&b'\n') {
                 // Only the end of a line can end a head.
                 match Head::parse(&self.buf) {
-                    Ok(Some((head, _))) if Pages::has(&head.path) && pages.get().is_some() => {
+                    Ok(Some((head, _))) if pages.get().is_some() && Pages::has(&head.path) => {
                         return Ok(Next::Page);
                     }
                     Ok(Some((head, len))) => {
@@ -204,10 +204,10 @@ impl<S: Wire> Connection<S> {
         self.work = Some(self.guest.work());
         let answer = {
             let question = RawRequest {
-                method: &head.method,
+                method: head.method.as_str(),
                 path: &head.path,
                 query: &head.query,
-                headers: head.headers,
+                headers: &head.headers,
                 source: Box::new(Incoming(&mut *self)),
             };
             service.answer(listener, question).await

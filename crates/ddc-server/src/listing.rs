@@ -30,7 +30,7 @@ impl Service {
         namespace: &Namespace,
     ) -> Answer {
         let mut ids = Vec::new();
-        for text in query_values(&request.query, "id") {
+        for text in query_values(request.query, "id") {
             ids.push(text.parse::<IoHash>().map_err(Problem::bad)?);
         }
         request.upload.limit(LIST_BYTES_MAX)?;

@@ -5,6 +5,7 @@ use std::sync::atomic::Ordering;
 use std::sync::mpsc::{Receiver, RecvTimeoutError};
 use std::time::{Duration, Instant};
 
+use throng_ddc::api::RefName;
 use throng_ddc::{Bucket, IoHash, Key, Namespace, Timestamp};
 use throng_ddc_store::{CollectOptions, CollectReport, EvictOptions, ScrubReport, StoreError, Unused};
 
@@ -116,12 +117,12 @@ impl Service {
 
     /// Last use of a ref since it was last written down.
     fn last_access(&self, namespace: &Namespace, bucket: &Bucket, key: &Key) -> Option<Timestamp> {
-        let key = (namespace.clone(), bucket.clone(), *key);
-        self.accesses.lock().unwrap_or_else(PoisonError::into_inner).get(&key).copied()
+        let name = RefName { namespace: namespace.clone(), bucket: bucket.clone(), key: *key };
+        self.accesses.lock().unwrap_or_else(PoisonError::into_inner).get(&name).copied()
     }
 
     /// Writes down which refs were used since the last time, and tells which.
-    pub fn note_accesses(&self) -> Vec<(Namespace, Bucket, Key)> {
+    pub fn note_accesses(&self) -> Vec<RefName> {
         let since = self.noted.swap(self.now().unix_ms(), Ordering::Relaxed);
         let accesses = self.accesses.lock().unwrap_or_else(PoisonError::into_inner);
         let fresh = accesses.iter().filter(|(_, used)| used.unix_ms() >= since);
@@ -134,10 +135,10 @@ impl Service {
 
     pub(crate) fn note(&self, accesses: Accesses) {
         // In an order that does not depend on the map, so that a simulated run can be repeated.
-        let mut accesses: Vec<_> = accesses.into_iter().collect();
+        let accesses = accesses.into_iter();
+        let mut accesses: Vec<_> =
+            accesses.map(|(name, used)| (name.namespace, name.bucket, name.key, used)).collect();
         accesses.sort_unstable();
-        let accesses =
-            accesses.into_iter().map(|((namespace, bucket, key), used)| (namespace, bucket, key, used));
         // A use that is lost with the process makes a ref look older than it is, by as long as
         // notes are apart.
         self.store.note_accesses(accesses, Box::new(|_| {}));

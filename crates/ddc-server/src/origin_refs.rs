@@ -243,13 +243,14 @@ impl Service {
         when.permit_change(hash.as_ref())
     }
 
+    /// Puts the ref `name`.
     pub(crate) async fn put_reference(
         &self,
+        name: &RefName,
         put: PutRef,
         when: &Preconditions,
     ) -> Result<ChangeResult, Problem> {
-        let name = RefName { namespace: put.namespace.clone(), bucket: put.bucket.clone(), key: put.key };
-        let _turn = self.turn(&name, when).await?;
+        let _turn = self.turn(name, when).await?;
         match self.tier() {
             Some(tier) => self.heard(tier.put_ref(&put).await),
             None if self.store.is_repeated(&put)? => Ok(ChangeResult::Unchanged),

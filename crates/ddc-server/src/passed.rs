@@ -206,14 +206,13 @@ impl Service {
             len => (len, len),
         };
         let mut held = Some(self.memory.take(expected, Instant::now() + MEMORY_WAIT).await?);
-        let received = match Upload::new(Box::new(body), limit) {
-            Ok(upload) if len == 0 => {
-                let mut upload = upload.charged_to(&self.memory);
+        let memory = (len == 0).then_some(&self.memory);
+        let received = match Upload::new(Box::new(body), limit, memory) {
+            Ok(mut upload) => {
                 let received = upload.all().await;
                 upload.give_held(&mut held);
                 received
             }
-            Ok(mut upload) => upload.all().await,
             Err(problem) => Err(problem),
         };
         if len == 0 && matches!(&received, Err(problem) if problem.status == StatusCode::PAYLOAD_TOO_LARGE) {

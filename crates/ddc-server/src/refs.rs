@@ -16,7 +16,7 @@ use throng_ddc::{Attachment, Document, IoHash, Kind, Namespace, Style, Value};
 use throng_ddc_store::{Blob, ChangeResult, PutRef, RefValue};
 use tokio::time::Instant;
 
-use crate::answer::{Answer, Problem, empty, object, reply, with_type};
+use crate::answer::{self, Answer, Problem, empty, object, reply, with_type};
 use crate::batch::{BATCH_BYTES_MAX, Budget, chains};
 use crate::blobs::{FORMS_TRIED_MAX, HASH_FIRST_BYTES_MAX, of_any_form};
 use crate::blocking;
@@ -110,7 +110,7 @@ impl Service {
             }
         };
         match self.store_ref(name, object, overwrite, &request.preconditions()).await? {
-            Ok(needs) => Ok(needs_answer(needs, request.answer_media(suffix))),
+            Ok(needs) => Ok(answer::needs(needs, request.answer_media(suffix))),
             Err(existing) => {
                 let mut response = reply(StatusCode::CONFLICT, Media::CompactBinary.name(), existing);
                 response.headers_mut().insert(header::CACHE_CONTROL, HeaderValue::from_static("no-store"));
@@ -127,9 +127,11 @@ impl Service {
         overwrite: bool,
         when: &Preconditions,
     ) -> Result<Result<Vec<IoHash>, Bytes>, Problem> {
-        // Checked before anything is stored.
-        Document::parse(&bytes).map_err(Problem::bad)?;
         let inline = bytes.len() <= self.store.inline_bytes_max();
+        if !inline {
+            // Checked before anything is stored.
+            Document::parse(&bytes).map_err(Problem::bad)?;
+        }
         let mut has_made_room = false;
         // An eviction may take what was stored a moment ago. What one attempt relied on is held in
         // the next ones, so that only deletes by clients can make more of them necessary.
@@ -162,7 +164,7 @@ impl Service {
                 // Stored blobs stay until the rest has come and the ref is finalised.
                 relies_on,
             };
-            match self.put_reference(put, when).await? {
+            match self.put_reference(name, put, when).await? {
                 ChangeResult::Lost => was_lost = true,
                 ChangeResult::Conflict(existing) => {
                     let object = self.object_of(&name.namespace, &existing).await?;
@@ -266,14 +268,14 @@ impl Service {
             let Closed { missing, blobs: mut relies_on } =
                 self.close(&name.namespace, &bytes, Reach::Own).await?;
             if !missing.is_empty() {
-                return Ok(needs_answer(missing, request.answer_media(suffix)));
+                return Ok(answer::needs(missing, request.answer_media(suffix)));
             }
             if value.inline.is_none() {
                 relies_on.push(hash);
             }
             // A ref that changed meanwhile is looked at again.
             match self.finalise_reference(name, hash, &relies_on).await? {
-                ChangeResult::Done => return Ok(needs_answer(Vec::new(), request.answer_media(suffix))),
+                ChangeResult::Done => return Ok(answer::needs(Vec::new(), request.answer_media(suffix))),
                 ChangeResult::Lost => holds.push(self.store.hold(&name.namespace, &relies_on)),
                 _ => {}
             }
@@ -657,7 +659,7 @@ impl Service {
 
     pub(crate) async fn refs_exist(&self, request: &ApiRequest<'_>, namespace: &Namespace) -> Answer {
         let mut names = Vec::new();
-        for text in query_values(&request.query, "names") {
+        for text in query_values(request.query, "names") {
             let (bucket, key) =
                 text.split_once('.').ok_or_else(|| Problem::bad("a name is written bucket.key"))?;
             let (bucket, key) = (bucket.parse().map_err(Problem::bad)?, key.parse().map_err(Problem::bad)?);
@@ -839,10 +841,6 @@ fn keeps_changing() -> Problem {
 
 fn object_gone() -> Problem {
     Problem::missing("the ref's object is gone")
-}
-
-fn needs_answer(needs: Vec<IoHash>, media: Media) -> Response<Body> {
-    object(&Value::object([("needs", Value::hashes(needs))]), media)
 }
 
 /// Header of a stored compressed buffer.

@@ -33,7 +33,7 @@ const PIECE_BYTES: usize = 1 << 20;
 impl Service {
     pub(crate) fn incremental(&self, request: &ApiRequest<'_>, namespace: &Namespace) -> Answer {
         self.check_replication()?;
-        let parameter = |name| query_values(&request.query, name).next();
+        let parameter = |name| query_values(request.query, name).next();
         let count = match parameter("count") {
             None => COUNT,
             Some(text) => text.parse::<usize>().map_err(Problem::bad)?.clamp(1, COUNT_MAX),

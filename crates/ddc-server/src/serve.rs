@@ -135,7 +135,7 @@ async fn connection<S: Wire>(stream: S, front: Front, guest: Guest) {
                 method: parts.method.as_str(),
                 path: parts.uri.path(),
                 query: parts.uri.query().unwrap_or_default(),
-                headers: parts.headers,
+                headers: &parts.headers,
                 source: Box::new(Streamed(body)),
             };
             service.answer(listener, question).await

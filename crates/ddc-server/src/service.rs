@@ -22,7 +22,6 @@ use crate::answer::{Answer, Problem, empty, object, reply, unverifiable};
 use crate::blocking;
 use crate::body::Body;
 use crate::entry::Entry;
-use crate::headers::SEC_FETCH_SITE;
 use crate::listener::Listener;
 use crate::memory::Memory;
 use crate::origin::{Flights, Origin, OriginCounters, Reach};
@@ -184,7 +183,7 @@ impl Rules {
 pub(crate) const USES_MAX: usize = 1 << 20;
 
 /// Time when refs were last used.
-pub(crate) type Accesses = HashMap<(Namespace, Bucket, throng_ddc::Key), Timestamp>;
+pub(crate) type Accesses = HashMap<RefName, Timestamp>;
 
 /// Answers requests. One for all listeners.
 pub struct Service {
@@ -233,15 +232,15 @@ pub(crate) struct RawRequest<'c> {
     pub(crate) method: &'c str,
     pub(crate) path: &'c str,
     pub(crate) query: &'c str,
-    pub(crate) headers: HeaderMap,
+    pub(crate) headers: &'c HeaderMap,
     pub(crate) source: Box<dyn Source + 'c>,
 }
 
 /// A request, taken apart.
 pub(crate) struct ApiRequest<'c> {
     pub(crate) method: Method,
-    pub(crate) headers: HeaderMap,
-    pub(crate) query: String,
+    pub(crate) headers: &'c HeaderMap,
+    pub(crate) query: &'c str,
     pub(crate) caller: Caller,
     pub(crate) listener: Listener,
     pub(crate) upload: Upload<'c>,
@@ -257,7 +256,7 @@ impl ApiRequest<'_> {
     }
 
     pub(crate) fn preconditions(&self) -> Preconditions {
-        Preconditions::of(&self.headers)
+        Preconditions::of(self.headers)
     }
 
     /// JSON, or compact binary if the client asks for it.
@@ -341,11 +340,10 @@ impl Service {
         listener: Listener,
         question: RawRequest<'_>,
     ) -> Response<Body> {
-        let is_head = question.method == "HEAD";
-        let accept = question.headers.get(header::ACCEPT).cloned();
+        let (is_head, headers) = (question.method == "HEAD", question.headers);
         self.counters.requests.fetch_add(1, Ordering::Relaxed);
         let (started, mut operation) = (Instant::now(), Operation::Other);
-        let way = self.upstream().and_then(|upstream| upstream.way_of(&question.headers));
+        let way = self.upstream().and_then(|upstream| upstream.way_of(headers));
         if matches!(way, Some(Way::Back)) && self.origin_counters.loop_log.is_due(self.clock.elapsed()) {
             tracing::warn!(
                 path = question.path,
@@ -365,7 +363,7 @@ impl Service {
                 if problem.status.is_server_error() {
                     self.counters.failures.fetch_add(1, Ordering::Relaxed);
                 }
-                problem.answer(accept.as_ref().and_then(|accept| accept.to_str().ok()))
+                problem.answer(headers.get(header::ACCEPT).and_then(|accept| accept.to_str().ok()))
             }
         };
         let length = response.body().len();
@@ -413,14 +411,12 @@ impl Service {
             }
             _ => {}
         }
-        let text = |name: HeaderName| headers.get(name).map(|value| value.to_str().unwrap_or_default());
         let rules = self.rules();
-        if !rules.access.admits(text(header::HOST), text(header::ORIGIN), text(SEC_FETCH_SITE)) {
+        if !rules.access.admits(headers) {
             let title = "without tokens the cache answers requests to localhost, to an IP address and to the names in ddc.hosts only";
             return Err(Problem::new(StatusCode::FORBIDDEN, title));
         }
-        let authorization = headers.get(header::AUTHORIZATION).and_then(|value| value.to_str().ok());
-        let caller = rules.access.identify(authorization).await.map_err(|identity| match identity {
+        let caller = rules.access.identify(headers).await.map_err(|identity| match identity {
             Identity::Unavailable(why) => Problem::new(StatusCode::SERVICE_UNAVAILABLE, why),
             _ => {
                 Problem::new(StatusCode::UNAUTHORIZED, "a valid token is needed: Authorization: Bearer TOKEN")
@@ -428,12 +424,12 @@ impl Service {
             }
         })?;
         if matches!(verb, "PUT" | "POST") {
-            check_representation(&headers)?;
+            check_representation(headers)?;
         }
-        let upload = Upload::new(source, rules.blob_bytes_max)?.charged_to(&self.memory);
+        let upload = Upload::new(source, rules.blob_bytes_max, Some(&self.memory))?;
         // WebDAV has more methods, none of which has to do with a body.
         let method = Method::parse(verb).unwrap_or(Method::Get);
-        let mut request = ApiRequest { method, headers, query: query.to_owned(), caller, listener, upload };
+        let mut request = ApiRequest { method, headers, query, caller, listener, upload };
         match target {
             Target::Api(route) => self.route(request, route).await,
             Target::Build(entry) => self.build_cache(&mut request, verb, entry).await,
@@ -646,18 +642,19 @@ impl Service {
     }
 
     /// Notes that a ref was used; gives when it was used before.
-    pub(crate) fn touch(&self, name: &throng_ddc::api::RefName) -> Option<Timestamp> {
+    pub(crate) fn touch(&self, name: &RefName) -> Option<Timestamp> {
         let now = self.now();
-        let key = (name.namespace.clone(), name.bucket.clone(), name.key);
         let mut accesses = self.accesses.lock().unwrap_or_else(PoisonError::into_inner);
-        let is_full = accesses.len() >= ACCESSES_MAX && !accesses.contains_key(&key);
-        let all = if is_full { std::mem::take(&mut *accesses) } else { Accesses::new() };
-        let before = accesses.insert(key, now);
+        if let Some(used) = accesses.get_mut(name) {
+            return Some(std::mem::replace(used, now));
+        }
+        let all = (accesses.len() >= ACCESSES_MAX).then(|| std::mem::take(&mut *accesses));
+        accesses.insert(name.clone(), now);
         drop(accesses);
-        if is_full {
+        if let Some(all) = all {
             self.note(all);
         }
-        before
+        None
     }
 
     /// Removes what only replaced refs of a namespace reached, for an upload of `len` bytes that

@@ -34,7 +34,7 @@ pub(crate) struct Upload<'c> {
     /// Learns what was written to a file.
     shown_to: Option<&'c StreamedBlob>,
     /// Hashes everything, if the name of the upload is a SHA-256.
-    sha256: Option<ring::digest::Context>,
+    sha256: Option<Box<ring::digest::Context>>,
     /// Of all requests, and what this one holds of it.
     memory: Option<&'c Memory>,
     held: Option<Held>,
@@ -78,8 +78,13 @@ impl Received {
 }
 
 impl<'c> Upload<'c> {
-    /// At most `limit` bytes.
-    pub(crate) fn new(source: Box<dyn Source + 'c>, limit: u64) -> Result<Upload<'c>, Problem> {
+    /// At most `limit` bytes. What is received as a whole takes its memory from `memory`, that of
+    /// all requests, if it is given.
+    pub(crate) fn new(
+        source: Box<dyn Source + 'c>,
+        limit: u64,
+        memory: Option<&'c Memory>,
+    ) -> Result<Upload<'c>, Problem> {
         let upload = Upload {
             source,
             rest: Bytes::new(),
@@ -88,7 +93,7 @@ impl<'c> Upload<'c> {
             file: None,
             shown_to: None,
             sha256: None,
-            memory: None,
+            memory,
             held: None,
         };
         if upload.declared().is_some_and(|declared| declared > limit) {
@@ -100,11 +105,6 @@ impl<'c> Upload<'c> {
     /// Receives into a file, and shows what comes while it comes.
     pub(crate) fn shown_to(self, shown_to: &'c StreamedBlob, file: LargeWriter) -> Upload<'c> {
         Upload { shown_to: Some(shown_to), file: Some(Box::new(file)), ..self }
-    }
-
-    /// Takes the memory of what is received as a whole from that of all requests.
-    pub(crate) fn charged_to(self, memory: &'c Memory) -> Upload<'c> {
-        Upload { memory: Some(memory), ..self }
     }
 
     /// Makes room for `more` bytes behind `bytes`, which may become `whole`.
@@ -128,7 +128,7 @@ impl<'c> Upload<'c> {
 
     /// Hashes what arrives with SHA-256 as well.
     pub(crate) fn hash_sha256(&mut self) {
-        self.sha256 = Some(ring::digest::Context::new(&ring::digest::SHA256));
+        self.sha256 = Some(Box::new(ring::digest::Context::new(&ring::digest::SHA256)));
     }
 
     /// SHA-256 of everything that arrived, if it was asked for.

@@ -229,6 +229,9 @@ impl fmt::Display for Allow {
     }
 }
 
+/// Segments of the longest path.
+const SEGMENTS_MAX: usize = 8;
+
 impl Route {
     /// The route of a path, without its query.
     ///
@@ -274,9 +277,12 @@ impl Route {
 
     fn of_path(path: &str) -> Result<Route, RouteError> {
         // Nothing valid needs escapes, so nothing is decoded: there is one spelling of every name.
-        let parts: Vec<&str> =
-            path.strip_prefix('/').ok_or(RouteError::Unknown)?.split('/').take(12).collect();
-        Ok(match parts[..] {
+        let (mut parts, mut count) = ([""; SEGMENTS_MAX], 0);
+        for part in path.strip_prefix('/').ok_or(RouteError::Unknown)?.split('/') {
+            *parts.get_mut(count).ok_or(RouteError::Unknown)? = part;
+            count += 1;
+        }
+        Ok(match parts[..count] {
             ["health", "live" | "ready"] => Route::Health,
             ["health", "liveness" | "readiness"] => Route::HealthChecked,
             ["api", "v1", ref rest @ ..] => match *rest {

@@ -55,7 +55,7 @@ impl Timestamp {
         for (number, at) in parts {
             (text[at], text[at + 1]) = (b'0' + number / 10, b'0' + number % 10);
         }
-        String::from_utf8_lossy(&text).into_owned()
+        std::str::from_utf8(&text).unwrap_or_default().to_owned()
     }
 }
 

@@ -2,8 +2,8 @@
 
 use std::mem::MaybeUninit;
 
-use hyper::StatusCode;
 use hyper::header::{self, HeaderMap, HeaderName, HeaderValue};
+use hyper::{Method, StatusCode};
 
 use super::body::Left;
 
@@ -15,7 +15,7 @@ const HEADERS_MAX: usize = 64;
 /// A request's head.
 #[derive(Debug)]
 pub(super) struct Head {
-    pub(super) method: String,
+    pub(super) method: Method,
     pub(super) path: String,
     pub(super) query: String,
     pub(super) headers: HeaderMap,
@@ -79,7 +79,8 @@ impl Head {
             0 => tokens.any(|token| token.trim().eq_ignore_ascii_case("keep-alive")),
             _ => !tokens.any(|token| token.trim().eq_ignore_ascii_case("close")),
         };
-        let (method, path, query) = (method.to_owned(), path.to_owned(), query.to_owned());
+        let method = Method::from_bytes(method.as_bytes()).map_err(|_| bad("this is no HTTP request"))?;
+        let (path, query) = (path.to_owned(), query.to_owned());
         Ok(Some((Head { method, path, query, headers, left, keep_alive, minor }, len)))
     }
 }
@@ -101,20 +102,20 @@ struct Target<'t> {
 }
 
 fn split_target(target: &str) -> Result<Target<'_>, Refusal> {
-    let scheme = ["http://", "https://"]
-        .into_iter()
-        .find(|scheme| target.get(..scheme.len()).is_some_and(|start| start.eq_ignore_ascii_case(scheme)));
-    let (authority, rest) = match scheme {
-        None if target.starts_with('/') => (None, target),
-        None => return Err(bad("the target is no path")),
-        Some(scheme) => {
-            let rest = &target[scheme.len()..];
-            let (authority, rest) = rest.split_at(rest.find(['/', '?']).unwrap_or(rest.len()));
-            if !is_authority(authority.as_bytes()) {
-                return Err(bad("the target names no host"));
-            }
-            (Some(authority), rest)
+    let (authority, rest) = if target.starts_with('/') {
+        (None, target)
+    } else {
+        let is_start = |scheme: &&str| {
+            target.get(..scheme.len()).is_some_and(|start| start.eq_ignore_ascii_case(scheme))
+        };
+        let scheme = ["http://", "https://"].into_iter().find(is_start);
+        let scheme = scheme.ok_or(bad("the target is no path"))?;
+        let rest = &target[scheme.len()..];
+        let (authority, rest) = rest.split_at(rest.find(['/', '?']).unwrap_or(rest.len()));
+        if !is_authority(authority.as_bytes()) {
+            return Err(bad("the target names no host"));
         }
+        (Some(authority), rest)
     };
     let (path, query) = rest.split_once('?').unwrap_or((rest, ""));
     if !are_target_bytes(path.as_bytes(), PATH) || !are_target_bytes(query.as_bytes(), QUERY) {
@@ -218,7 +219,7 @@ mod tests {
     #[test]
     fn heads_are_taken_apart() {
         let head = parse("PUT /a/b?c=d HTTP/1.1\r\nHost: x\r\nContent-Length: 7\r\n\r\n").expect("valid");
-        assert_eq!((&*head.method, &*head.path, &*head.query), ("PUT", "/a/b", "c=d"));
+        assert_eq!((head.method.as_str(), &*head.path, &*head.query), ("PUT", "/a/b", "c=d"));
         assert!(head.keep_alive && head.left.at_most(7) && !head.left.at_most(6));
         let head =
             parse("GET http://h:1/p?q HTTP/1.1\r\nHost: h\r\nConnection: a, Close\r\n\r\n").expect("valid");

@@ -2,7 +2,7 @@
 
 use std::cell::RefCell;
 use std::future::poll_fn;
-use std::io::{self, Write as _};
+use std::io;
 use std::pin::Pin;
 use std::task::Poll;
 use std::time::SystemTime;
@@ -49,8 +49,9 @@ impl<S: Wire> Connection<S> {
         let bodiless =
             status.is_informational() || matches!(status, StatusCode::NO_CONTENT | StatusCode::NOT_MODIFIED);
         if !bodiless && !parts.headers.contains_key(header::CONTENT_LENGTH) {
-            // Writing to a Vec cannot fail.
-            let _ = write!(out, "content-length: {}\r\n", body.len());
+            for part in ["content-length: ", itoa::Buffer::new().format(body.len()), "\r\n"] {
+                out.extend_from_slice(part.as_bytes());
+            }
         }
         if !keep {
             out.extend_from_slice(b"connection: close\r\n");
