@@ -23,6 +23,7 @@ use crate::blocking;
 use crate::body::Body;
 use crate::entry::Entry;
 use crate::listener::Listener;
+use crate::maintenance::RecentMax;
 use crate::memory::Memory;
 use crate::origin::{Flights, Origin, OriginCounters, Reach};
 use crate::preconditions::Preconditions;
@@ -127,7 +128,7 @@ pub struct Maintenance {
     /// Bytes that the folder may hold, if it has copies of what an object storage has.
     pub copies_bytes_max: Option<u64>,
     /// Bytes that the folder may hold without an object storage; `None` for 90 % of what it holds
-    /// and the disk has left.
+    /// and the disk has left, of the most in the last minutes.
     pub bytes_max: Option<u64>,
 }
 
@@ -212,6 +213,8 @@ pub struct Service {
     /// Refs that came from the upstream, and when it last said that they are as they were.
     pub(crate) fresh: Mutex<HashMap<RefName, Duration>>,
     pub(crate) accesses: Mutex<Accesses>,
+    /// Bytes that the folder holds and the disk has left.
+    pub(crate) available: Mutex<RecentMax>,
     /// Milliseconds since 1970 at which last uses were last written down.
     pub(crate) noted: AtomicU64,
     pub(crate) counters: Counters,
@@ -302,6 +305,7 @@ impl Service {
             verified: Mutex::default(),
             fresh: Mutex::default(),
             accesses: Mutex::default(),
+            available: Mutex::default(),
             noted: AtomicU64::new(0),
             counters: Counters::default(),
             sizes: Mutex::default(),

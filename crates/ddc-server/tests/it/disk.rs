@@ -325,6 +325,30 @@ fn a_folder_may_fill_nine_tenths_of_the_disk_unless_the_settings_say_otherwise()
 }
 
 #[test]
+fn a_disk_that_another_program_fills_for_minutes_costs_no_refs() {
+    let disk = SimulatedDisk::new(DiskState::default());
+    disk.set_capacity(Some(64 << 20));
+    let node = Node::open(disk);
+    let paths: Vec<String> = (0..40).map(|index| node.put(&noise(100_000 + index))).collect();
+    let bytes = |name: &str| node.service.report()["disk"][name].as_u64().expect("a number");
+    let evict = || node.service.evict(bytes("bytes_max")).expect("the disk works").blobs;
+    let bytes_max = bytes("bytes_max");
+    let mut shrunk_after = 0;
+    node.disk.set_capacity(Some((64 << 20) - bytes("free_bytes") + 100_000));
+    while bytes("bytes_max") == bytes_max {
+        assert_eq!(evict(), 0);
+        (shrunk_after, _) = (shrunk_after + 1, node.clock.advance(Duration::from_secs(1)));
+        assert!(shrunk_after <= 600, "the folder shrinks in the end");
+    }
+    assert!(shrunk_after >= 300, "{shrunk_after} s");
+    assert!(evict() > 0);
+    assert!(paths.iter().any(|path| node.status("HEAD", path, b"") == 404));
+    node.disk.set_capacity(Some(64 << 20));
+    let all = bytes("used_bytes") + bytes("free_bytes");
+    assert_eq!(bytes("bytes_max"), all / 100 * 90, "it grows at once");
+}
+
+#[test]
 fn damage_of_the_log_is_counted_and_named_in_the_detail() {
     let node = Node::open(SimulatedDisk::new(DiskState::default()));
     let (first, second) = (noise(40_000), noise(40_001));
