@@ -128,7 +128,7 @@ pub struct Maintenance {
     /// Bytes that the folder may hold, if it has copies of what an object storage has.
     pub copies_bytes_max: Option<u64>,
     /// Bytes that the folder may hold without an object storage; `None` for 90 % of what it holds
-    /// and the disk has left, of the most in the last minutes.
+    /// and the disk has left, where a loss of disk space takes effect after some minutes.
     pub bytes_max: Option<u64>,
 }
 

@@ -717,15 +717,15 @@ section! {
         scrub_hours: u32 = 168, int(0, 87_600), "h";
         /// Read speed of a scrub.
         scrub_bytes_per_s: u64 = 52_428_800, int(1 << 20, 100 * GIB), "bytes/s";
-        /// Bytes in the data folder; above it the least recently used refs and blobs are deleted.
-        /// 0 = 90% of the folder's size plus free disk space, of the most in the last five to ten
-        /// minutes. With an object storage `ddc.tier.copies_bytes_max` applies instead. Deleted
-        /// blobs free space in segments of a 32nd of this value or of the one at the last start,
-        /// whichever is less, at least 1 MiB and at most 256 MiB; less than 8 MiB is refused. An
-        /// upload that would exceed the value by more than a 16th of it, or 64 MiB, is answered
-        /// with 507, and an eviction makes room for it within seconds. The space that is reserved
-        /// for deletes on a full disk (64 MiB, or a 16th of a small volume) comes on top; so do
-        /// uploads that arrive at the same moment, until the eviction has ended.
+        /// Bytes in the data folder; above it the least recently used refs and blobs are deleted. 0
+        /// = 90% of the folder's size plus free disk space; a loss of free space takes effect after
+        /// five to ten minutes. With an object storage `ddc.tier.copies_bytes_max` applies instead.
+        /// Deleted blobs free space in segments of a 32nd of this value or of the one at the last
+        /// start, whichever is less, at least 1 MiB and at most 256 MiB; less than 8 MiB is
+        /// refused. An upload that would exceed the value by more than a 16th of it, or 64 MiB, is
+        /// answered with 507, and an eviction makes room for it within seconds. The space that is
+        /// reserved for deletes on a full disk (64 MiB, or a 16th of a small volume) comes on top;
+        /// so do uploads that arrive at the same moment, until the eviction has ended.
         bytes_max: u64 = 0, int(0, 1 << 60), "bytes"; reload;
         /// Namespaces whose refs stay, with all that they reach, when `bytes_max` is reached;
         /// uploads to them are answered with 507 while that alone is more.
