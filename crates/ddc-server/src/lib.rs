@@ -52,6 +52,8 @@ mod origin_refs;
 mod passed;
 mod preconditions;
 mod raw;
+mod ref_batch;
+mod ref_forms;
 mod refresh;
 mod refs;
 mod relay;
