@@ -5,12 +5,18 @@ use std::net::SocketAddr;
 use std::sync::{Arc, LazyLock};
 
 use axum::Router;
+use axum::body::Body;
+use hyper::service::Service as _;
+use hyper::{Request, Response};
+use hyper_util::service::TowerToHyperService;
 use tokio::io::{AsyncRead, AsyncWrite};
 use tokio::sync::Semaphore;
 
 use crate::access::Access;
 use crate::app::App;
+use crate::audit::From;
 use crate::crowd::Guest;
+use crate::http2::{Framed, Received};
 use crate::monitor::Monitor;
 use crate::routes::{router, serve_connection};
 use crate::{ROUTES, api};
@@ -52,6 +58,18 @@ impl Pages {
         S: AsyncRead + AsyncWrite + Send + Unpin + 'static,
     {
         serve_connection(stream, from, guest, self.0.clone(), false).await;
+    }
+
+    /// Answers a request of an HTTP/2 connection.
+    pub async fn answer(
+        &self,
+        mut request: Request<Received>,
+        from: Option<SocketAddr>,
+    ) -> Response<Framed<Body>> {
+        request.extensions_mut().insert(From(from));
+        let answer = TowerToHyperService::new(self.0.clone()).call(request.map(Body::new));
+        let Ok(answer) = answer.await;
+        answer.map(Framed::new)
     }
 }
 

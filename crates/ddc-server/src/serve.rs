@@ -38,7 +38,7 @@ pub struct ServeOptions {
     pub exempt: Exempt,
     /// TLS, if it is wanted. Offers HTTP/2 if its configuration lists `h2`.
     pub tls: Option<Tls>,
-    /// Metrics and console, once they are set, for requests over HTTP/1.1.
+    /// Metrics and console, once they are set.
     pub pages: Arc<OnceLock<Pages>>,
 }
 
@@ -122,7 +122,7 @@ async fn connection<S: Wire>(stream: S, front: Front, guest: Guest) {
         }
     };
     let answer = move |request: Request<Received>| {
-        let service = Arc::clone(&service);
+        let (service, pages) = (Arc::clone(&service), Arc::clone(&pages));
         async move {
             let (mut parts, body) = request.into_parts();
             // HTTP/2 names the host in the request's target.
@@ -131,6 +131,9 @@ async fn connection<S: Wire>(stream: S, front: Front, guest: Guest) {
             {
                 parts.headers.insert(header::HOST, host);
             }
+            if let Some(pages) = pages.get().filter(|_| Pages::has(parts.uri.path())) {
+                return pages.answer(Request::from_parts(parts, body), from).await.map(Sent::Page);
+            }
             let question = RawRequest {
                 method: parts.method.as_str(),
                 path: parts.uri.path(),
@@ -138,10 +141,32 @@ async fn connection<S: Wire>(stream: S, front: Front, guest: Guest) {
                 headers: &parts.headers,
                 source: Box::new(Streamed(body)),
             };
-            service.answer(listener, question).await
+            service.answer(listener, question).await.map(Sent::Answer)
         }
     };
     serve_http2(stream, guest, STREAMS_MAX, answer).await;
+}
+
+/// Body of an answer of the service, or of a page.
+enum Sent<P> {
+    Answer(Body),
+    Page(P),
+}
+
+impl<P: Outgoing> Outgoing for Sent<P> {
+    fn poll_piece(&mut self, context: &mut Context<'_>, at_most: usize) -> Poll<Option<io::Result<Bytes>>> {
+        match self {
+            Sent::Answer(body) => body.poll_piece(context, at_most),
+            Sent::Page(body) => body.poll_piece(context, at_most),
+        }
+    }
+
+    fn left(&self) -> Option<u64> {
+        match self {
+            Sent::Answer(body) => Outgoing::left(body),
+            Sent::Page(body) => body.left(),
+        }
+    }
 }
 
 impl Outgoing for Body {
