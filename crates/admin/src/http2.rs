@@ -40,6 +40,13 @@ const ALL_BYTES: usize = 256 << 20;
 /// connection then still gets one: others cannot take everything from it.
 const MINIMUM_BYTES: usize = 16 << 10;
 const MINIMUM_HELD: usize = 64 << 10;
+/// Streams of all connections. Each takes some KiB beside its answer.
+const STREAMS_MAX: usize = 16 << 10;
+/// Streams that a connection has beyond that.
+const MINIMUM_STREAMS: usize = 4;
+/// Bodies that wait for a window or memory with their files open. Each may have a descriptor, of
+/// which a process has 1,024 on many systems.
+const WAITING_MAX: usize = 64;
 /// Bytes of a request body that a stream and a connection may send before they are taken.
 const STREAM_WINDOW: u32 = 1 << 20;
 const CONNECTION_WINDOW: u32 = 4 << 20;
@@ -55,6 +62,12 @@ const GOODBYE: Duration = Duration::from_secs(2);
 /// Unit of the budgets.
 const UNIT: usize = 1 << 10;
 
+/// Bodies that wait with their files open.
+static WAITING: Semaphore = Semaphore::const_new(WAITING_MAX);
+
+/// Streams of all connections that have a place.
+static PLACES: LazyLock<Arc<Semaphore>> = LazyLock::new(|| Arc::new(Semaphore::new(STREAMS_MAX)));
+
 static ALL: LazyLock<Arc<Semaphore>> = LazyLock::new(|| Arc::new(Semaphore::new(ALL_BYTES / UNIT)));
 
 /// A body of an answer, which is read as its stream has room.
@@ -64,6 +77,9 @@ pub trait Outgoing: Send + 'static {
 
     /// Bytes that are left, if that is known.
     fn left(&self) -> Option<u64>;
+
+    /// The stream has no room, like many others: the body closes what it can open again.
+    fn pause(&mut self) {}
 }
 
 /// A body from elsewhere as an [`Outgoing`] one: what the stream has no room for stays in memory.
@@ -243,8 +259,24 @@ struct Shared {
 
 /// Answers the requests of one HTTP/2 connection, at most `streams_max` at a time, until it ends.
 /// Bytes that were read before are part of `stream`. Each request has the [`Guest`] among its
-/// extensions.
-pub async fn serve_http2<S, A, F, B>(stream: S, guest: Guest, streams_max: u32, answer: A)
+/// extensions. Returns how many streams there were at a time, at most.
+pub async fn serve_http2<S, A, F, B>(stream: S, guest: Guest, streams_max: u32, answer: A) -> usize
+where
+    S: AsyncRead + AsyncWrite + Send + Unpin + 'static,
+    A: Fn(Request<Received>) -> F + Clone + Send + 'static,
+    F: Future<Output = Response<B>> + Send + 'static,
+    B: Outgoing,
+{
+    serve_within(&PLACES, stream, guest, streams_max, answer).await
+}
+
+async fn serve_within<S, A, F, B>(
+    places: &Arc<Semaphore>,
+    stream: S,
+    guest: Guest,
+    streams_max: u32,
+    answer: A,
+) -> usize
 where
     S: AsyncRead + AsyncWrite + Send + Unpin + 'static,
     A: Fn(Request<Received>) -> F + Clone + Send + 'static,
@@ -261,10 +293,10 @@ where
         .max_send_buffer_size(PIECE_BYTES)
         .handshake::<_, Bytes>(stream);
     // The peer decides how a connection ends.
-    let Ok(Ok(mut connection)) = timeout(HANDSHAKE_TIMEOUT, handshake).await else { return };
+    let Ok(Ok(mut connection)) = timeout(HANDSHAKE_TIMEOUT, handshake).await else { return 0 };
     let budget = Arc::new(Semaphore::new(CONNECTION_BYTES / UNIT));
     let shared = Arc::new(Shared { guest, budget });
-    let mut streams = JoinSet::new();
+    let (mut streams, mut most) = (JoinSet::new(), 0);
     let mut idle = pin!(sleep(IDLE_TIMEOUT));
     loop {
         let accepted = tokio::select! {
@@ -282,19 +314,26 @@ where
             () = idle.as_mut(), if streams.is_empty() => {
                 connection.graceful_shutdown();
                 let _ = timeout(GOODBYE, poll_fn(|context| connection.poll_closed(context))).await;
-                return;
+                return most;
             }
         };
         match accepted {
             None => {
                 connection.abrupt_shutdown(Reason::ENHANCE_YOUR_CALM);
                 let _ = timeout(GOODBYE, poll_fn(|context| connection.poll_closed(context))).await;
-                return;
+                return most;
             }
-            Some(Some(Ok((request, respond)))) => {
-                streams.spawn(exchange(request, respond, answer.clone(), Arc::clone(&shared)));
+            Some(Some(Ok((request, mut respond)))) => {
+                let place = Arc::clone(places).try_acquire_owned().ok();
+                if place.is_none() && streams.len() >= MINIMUM_STREAMS {
+                    // Nothing was done: the client may try again.
+                    respond.send_reset(Reason::REFUSED_STREAM);
+                    continue;
+                }
+                streams.spawn(exchange(request, respond, answer.clone(), Arc::clone(&shared), place));
+                most = most.max(streams.len());
             }
-            Some(None | Some(Err(_))) => return,
+            Some(None | Some(Err(_))) => return most,
         }
     }
 }
@@ -304,6 +343,7 @@ async fn exchange<A, F, B>(
     mut respond: server::SendResponse<Bytes>,
     answer: A,
     shared: Arc<Shared>,
+    _place: Option<OwnedSemaphorePermit>,
 ) where
     A: Fn(Request<Received>) -> F,
     F: Future<Output = Response<B>>,
@@ -317,7 +357,9 @@ async fn exchange<A, F, B>(
     let received = Received { stream, left, pace: Paced::begin(&shared.guest) };
     let is_head = parts.method == hyper::Method::HEAD;
     let response = {
-        let mut answered = pin!(answer(Request::from_parts(parts, received)));
+        // Not part of the task, so that its memory is free once the answer is there: a stream may
+        // wait for long to take it.
+        let mut answered = Box::pin(answer(Request::from_parts(parts, received)));
         poll_fn(|context| {
             // Nobody waits for the answer of a stream that was reset.
             if respond.poll_reset(context).is_ready() {
@@ -377,9 +419,11 @@ async fn send_body<B: Outgoing>(
     loop {
         let left = body.left().map_or(PIECE_BYTES, |left| left.min(PIECE_BYTES as u64) as usize).max(1);
         stream.reserve_capacity(left);
-        let room = timeout_at(pace.due(), poll_fn(|context| poll_room(stream, context))).await;
+        let room = poll_fn(|context| poll_room(stream, context));
+        let room = wait_for(timeout_at(pace.due(), room), body).await;
         let room = room.map_err(|_| Reason::CANCEL)??.min(left);
-        let loan = timeout_at(pace.due(), Loan::take(room, shared, own)).await.map_err(|_| Reason::CANCEL)?;
+        let loan = wait_for(timeout_at(pace.due(), Loan::take(room, shared, own)), body).await;
+        let loan = loan.map_err(|_| Reason::CANCEL)?;
         let since = Instant::now();
         let piece = poll_fn(|context| body.poll_piece(context, loan.bytes.min(room))).await;
         pace.excuse(since);
@@ -397,6 +441,23 @@ async fn send_body<B: Outgoing>(
             }
         }
     }
+}
+
+/// Awaits what `body` needs to go on. Few bodies wait with their files open at a time; the others
+/// pause.
+async fn wait_for<T, B: Outgoing>(need: impl Future<Output = T>, body: &mut B) -> T {
+    let (mut need, mut place) = (pin!(need), None);
+    poll_fn(|context| {
+        let polled = need.as_mut().poll(context);
+        if polled.is_pending() && place.is_none() {
+            place = WAITING.try_acquire().ok();
+            if place.is_none() {
+                body.pause();
+            }
+        }
+        polled
+    })
+    .await
 }
 
 /// The window of a stream, once it has one.
@@ -473,4 +534,48 @@ fn date() -> HeaderValue {
             date
         }
     })
+}
+
+#[cfg(test)]
+mod tests {
+    use tokio::io::duplex;
+
+    use super::*;
+    use crate::crowd::{Admission, Crowd};
+    use crate::intake::no_exemptions;
+
+    /// A body that nobody waits for.
+    struct Nothing;
+
+    impl Outgoing for Nothing {
+        fn poll_piece(&mut self, _: &mut Context<'_>, _: usize) -> Poll<Option<io::Result<Bytes>>> {
+            Poll::Ready(None)
+        }
+
+        fn left(&self) -> Option<u64> {
+            Some(0)
+        }
+    }
+
+    #[tokio::test]
+    async fn without_places_a_connection_has_few_streams_and_others_are_refused() {
+        let (client, server) = duplex(64 << 10);
+        let crowd = Crowd::new(1, no_exemptions());
+        let Admission::Admitted(guest) = crowd.admit([192, 0, 2, 1].into(), false) else {
+            panic!("there is room");
+        };
+        tokio::spawn(async move {
+            let answer = |_: Request<Received>| std::future::pending::<Response<Nothing>>();
+            serve_within(&Arc::new(Semaphore::new(1)), server, guest, 100, answer).await;
+        });
+        let (mut sender, connection) = h2::client::handshake(client).await.expect("HTTP/2");
+        tokio::spawn(connection);
+        let mut ask = || {
+            let request = Request::get("http://localhost/").body(()).expect("a request");
+            sender.send_request(request, true).expect("a stream").0
+        };
+        let _waiting: Vec<_> = (0..MINIMUM_STREAMS).map(|_| ask()).collect();
+        let refused = ask().await.expect_err("one too many");
+        assert_eq!(refused.reason(), Some(Reason::REFUSED_STREAM));
+    }
 }

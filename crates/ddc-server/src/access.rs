@@ -164,7 +164,10 @@ impl Access {
         if self.identify.is_empty() {
             return Ok(Caller { claims: None });
         }
-        let authorization = headers.get(header::AUTHORIZATION).and_then(|value| value.to_str().ok());
+        let mut lines = headers.get_all(header::AUTHORIZATION).iter();
+        // Of two, a proxy in front may have checked the other.
+        let (line, None) = (lines.next(), lines.next()) else { return Err(Identity::Unknown) };
+        let authorization = line.and_then(|value| value.to_str().ok());
         let Some(authorization) = authorization else { return Err(Identity::Unknown) };
         let token = password(authorization).map(|password| format!("Bearer {password}"));
         let authorization = token.as_deref().unwrap_or(authorization);

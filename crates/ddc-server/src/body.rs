@@ -18,6 +18,8 @@ use crate::streaming::StreamedBlob;
 /// Bytes that one step reads. Half of it costs an eighth more in system calls, twice of it falls
 /// out of the second-level cache before it is sent.
 const PIECE_BYTES: u64 = 512 << 10;
+/// Parts of a body beyond which the files of blobs are opened when it is their turn.
+const OPEN_PARTS_MAX: usize = 16;
 
 /// The body of an answer: bytes in memory, parts of blobs, raw data of compressed ones, objects as
 /// JSON and blobs that are passed on, one after the other.
@@ -123,8 +125,11 @@ impl Body {
     }
 
     /// Bytes `at..end` of a blob. Only a whole blob can be hashed.
-    pub(crate) fn push_blob(&mut self, blob: Blob, at: u64, end: u64, check: Option<Box<Check>>) {
+    pub(crate) fn push_blob(&mut self, mut blob: Blob, at: u64, end: u64, check: Option<Box<Check>>) {
         if at < end {
+            if self.parts.len() >= OPEN_PARTS_MAX {
+                blob.close_file();
+            }
             self.left += end - at;
             self.parts.push_back(Part::Blob { blob, at, end, check });
         }
@@ -194,6 +199,17 @@ impl Body {
     /// Holds memory for the parts as long as they are there.
     pub(crate) fn hold(&mut self, held: Held) {
         Held::add(&mut self.held, held);
+    }
+
+    /// Closes the files of blobs: each further read of one opens it.
+    pub(crate) fn close_files(&mut self) {
+        for part in &mut self.parts {
+            match part {
+                Part::Blob { blob, .. } => blob.close_file(),
+                Part::Raw(raw) => raw.close_file(),
+                _ => {}
+            }
+        }
     }
 
     /// Takes the first byte away, of bytes in memory or of a blob that needs no check.

@@ -102,16 +102,20 @@ impl Held {
 
 impl Drop for Held {
     fn drop(&mut self) {
-        if self.bytes() < RETURNED_BYTES_MIN {
-            return;
+        if self.bytes() >= RETURNED_BYTES_MIN {
+            return_soon();
         }
-        let (Some(return_memory), Ok(runtime)) = (RETURN_MEMORY.get(), Handle::try_current()) else { return };
-        if !IS_RETURNING.swap(true, Ordering::Relaxed) {
-            runtime.spawn(async move {
-                sleep(FREE_TIME).await;
-                IS_RETURNING.store(false, Ordering::Relaxed);
-                return_memory();
-            });
-        }
+    }
+}
+
+/// Returns free memory to the system in a moment.
+pub(crate) fn return_soon() {
+    let (Some(return_memory), Ok(runtime)) = (RETURN_MEMORY.get(), Handle::try_current()) else { return };
+    if !IS_RETURNING.swap(true, Ordering::Relaxed) {
+        runtime.spawn(async move {
+            sleep(FREE_TIME).await;
+            IS_RETURNING.store(false, Ordering::Relaxed);
+            return_memory();
+        });
     }
 }

@@ -50,6 +50,11 @@ pub(crate) enum RawError {
 }
 
 impl RawBlob {
+    /// Closes the blob's file: each further read opens it.
+    pub(crate) fn close_file(&mut self) {
+        self.blob.close_file();
+    }
+
     pub(crate) fn new(
         blob: Blob,
         header: &Header,

@@ -19,12 +19,17 @@ use tokio::net::TcpListener;
 use crate::body::Body;
 use crate::http1::{self, ConnectionEnd, Wire};
 use crate::listener::Listener;
+use crate::memory::return_soon;
 use crate::service::{RawRequest, Service};
 use crate::source::Streamed;
 
 /// Requests of one HTTP/2 connection at a time: an editor has at most 128 GETs and 3 x 64 others in
 /// flight.
 const STREAMS_MAX: u32 = 512;
+
+/// Streams at a time from which on the memory of a connection that has ended is returned to the
+/// system: some KiB for each.
+const MANY_STREAMS: usize = 64;
 
 /// How to serve.
 #[derive(Clone)]
@@ -144,7 +149,9 @@ async fn connection<S: Wire>(stream: S, front: Front, guest: Guest) {
             service.answer(listener, question).await.map(Sent::Answer)
         }
     };
-    serve_http2(stream, guest, STREAMS_MAX, answer).await;
+    if serve_http2(stream, guest, STREAMS_MAX, answer).await >= MANY_STREAMS {
+        return_soon();
+    }
 }
 
 /// Body of an answer of the service, or of a page.
@@ -167,6 +174,13 @@ impl<P: Outgoing> Outgoing for Sent<P> {
             Sent::Page(body) => body.left(),
         }
     }
+
+    fn pause(&mut self) {
+        match self {
+            Sent::Answer(body) => body.pause(),
+            Sent::Page(body) => body.pause(),
+        }
+    }
 }
 
 impl Outgoing for Body {
@@ -179,5 +193,9 @@ impl Outgoing for Body {
 
     fn left(&self) -> Option<u64> {
         Some(self.len())
+    }
+
+    fn pause(&mut self) {
+        self.close_files();
     }
 }

@@ -37,6 +37,8 @@ pub(crate) fn note_open(files: &mut HashMap<u64, Weak<dyn File>>, number: u64, f
 #[derive(Clone, Debug)]
 pub struct Blob {
     file: Arc<dyn File>,
+    /// Where its own file is, if it has one.
+    fs: Option<Arc<dyn Fs>>,
     location: Location,
     /// All of its bytes, if they are in memory.
     memory: Option<Bytes>,
@@ -52,7 +54,20 @@ pub struct BlobId {
 
 impl Blob {
     pub(crate) fn new(file: Arc<dyn File>, location: &Location) -> Blob {
-        Blob { file, location: *location, memory: None }
+        Blob { file, fs: None, location: *location, memory: None }
+    }
+
+    /// The same, stored in a file of its own in `fs`.
+    pub(crate) fn in_own_file(file: Arc<dyn File>, fs: Arc<dyn Fs>, location: &Location) -> Blob {
+        Blob { fs: Some(fs), ..Blob::new(file, location) }
+    }
+
+    /// Closes its own file, if it has one: each later read opens it. The blob can no longer be read
+    /// once it is removed.
+    pub fn close_file(&mut self) {
+        if let Some(fs) = self.fs.take() {
+            self.file = Arc::new(ClosedFile { fs, name: name(self.location.file) });
+        }
     }
 
     /// Bytes that are stored nowhere and read like a blob. Their hash is known to the caller.
@@ -62,7 +77,7 @@ impl Blob {
         let put = Timestamp::from_unix_ms(0);
         // No segment has this number.
         let location = Location { kind: FileKind::Segment, file: u64::MAX, offset: 0, len, put, crc };
-        Blob { file: Arc::new(MemoryFile(bytes.clone())), location, memory: Some(bytes) }
+        Blob { file: Arc::new(MemoryFile(bytes.clone())), fs: None, location, memory: Some(bytes) }
     }
 
     /// All of its bytes, if they are in memory.
@@ -230,6 +245,43 @@ impl Blob {
 /// Bytes of a blob that has no file.
 #[derive(Debug)]
 struct MemoryFile(Bytes);
+
+/// A file that each read opens. Nothing is written to it.
+#[derive(Debug)]
+struct ClosedFile {
+    fs: Arc<dyn Fs>,
+    name: String,
+}
+
+impl ClosedFile {
+    fn open(&self) -> io::Result<Arc<dyn File>> {
+        self.fs.open(&self.name, false)
+    }
+}
+
+impl File for ClosedFile {
+    fn read_at(&self, buf: &mut [u8], offset: u64) -> io::Result<()> {
+        self.open()?.read_at(buf, offset)
+    }
+
+    fn write_at(&self, _: &[IoSlice<'_>], _: u64) -> io::Result<()> {
+        Err(io::ErrorKind::ReadOnlyFilesystem.into())
+    }
+
+    fn len(&self) -> io::Result<u64> {
+        self.open()?.len()
+    }
+
+    fn set_len(&self, _: u64) -> io::Result<()> {
+        Err(io::ErrorKind::ReadOnlyFilesystem.into())
+    }
+
+    fn reserve(&self, _: u64, _: u64) {}
+
+    fn sync(&self) -> io::Result<()> {
+        Ok(())
+    }
+}
 
 impl File for MemoryFile {
     fn read_at(&self, buf: &mut [u8], offset: u64) -> io::Result<()> {

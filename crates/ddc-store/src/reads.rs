@@ -2,8 +2,8 @@
 
 use std::collections::BTreeSet;
 use std::io;
-use std::sync::Weak;
 use std::sync::atomic::Ordering;
+use std::sync::{Arc, Weak};
 
 use bytes::Bytes;
 use throng_ddc::{Attachment, Bucket, Closure, Document, IoHash, Key, Namespace, Resolution};
@@ -337,12 +337,12 @@ impl Store {
         }
         let mut files = lock(&self.large_files);
         if let Some(file) = files.get(&location.file).and_then(Weak::upgrade) {
-            return Ok(Some(Blob::new(file, location)));
+            return Ok(Some(Blob::in_own_file(file, Arc::clone(&self.fs), location)));
         }
         match self.fs.open(&blob::name(location.file), false) {
             Ok(file) => {
                 blob::note_open(&mut files, location.file, &file);
-                Ok(Some(Blob::new(file, location)))
+                Ok(Some(Blob::in_own_file(file, Arc::clone(&self.fs), location)))
             }
             Err(error) if error.kind() == io::ErrorKind::NotFound => Ok(None),
             Err(error) => Err(error.into()),

@@ -250,6 +250,56 @@ fn stalled_streams_hold_little_memory() {
 }
 
 #[test]
+fn stalled_streams_leave_the_descriptors_to_others() {
+    const STREAMS: u32 = 150;
+    let runtime = tokio::runtime::Runtime::new().expect("threads");
+    let server = runtime.block_on(Server::start(Rules::default(), Listener::Public));
+    // Large enough for files of their own.
+    let content = |number: u32| {
+        let mut bytes = vec![7; 1_100_000];
+        bytes[..4].copy_from_slice(&number.to_le_bytes());
+        bytes
+    };
+    let path = |number| format!("/api/v1/blobs/n/{}", IoHash::of(&content(number)));
+    let media = ["Content-Type: application/octet-stream"];
+    runtime.block_on(async {
+        let client = server.client().await;
+        for number in 0..STREAMS {
+            client.send("PUT", &path(number), &media, content(number)).await;
+        }
+    });
+    let mut client = Http2::connect(server.addr, 0);
+    for number in 0..STREAMS {
+        client.send(&frame(HEADERS, 5, 2 * number + 1, &get(&path(number))));
+    }
+    let mut heads = 0;
+    while heads < STREAMS {
+        heads += u32::from(client.next().expect("an answer").0 == HEADERS);
+    }
+    client.settle();
+    let folder = server.folder().join("large");
+    let descriptors = std::fs::read_dir("/proc/self/fd").expect("Linux").flatten();
+    let open = descriptors.filter(|fd| std::fs::read_link(fd.path()).is_ok_and(|to| to.starts_with(&folder)));
+    let open = open.count();
+    assert!(open <= 80, "{open} files are open");
+    // The last one waits without its file, and is served from it.
+    let stream = 2 * STREAMS - 1;
+    client.send(&frame(WINDOW_UPDATE, 0, 0, &(2_u32 << 20).to_be_bytes()));
+    client.send(&frame(WINDOW_UPDATE, 0, stream, &(2_u32 << 20).to_be_bytes()));
+    let mut taken = Vec::new();
+    loop {
+        let (kind, flags, from, payload) = client.next().expect("the content");
+        if kind == DATA && from == stream {
+            taken.extend(payload);
+            if flags & 1 != 0 {
+                break;
+            }
+        }
+    }
+    assert!(taken == content(STREAMS - 1), "{} bytes", taken.len());
+}
+
+#[test]
 fn too_many_control_frames_and_resets_end_with_goaway() {
     let (_runtime, server) = started();
     const ENHANCE_YOUR_CALM: u32 = 11;

@@ -237,6 +237,21 @@ fn a_large_blob_whose_file_is_gone_is_a_miss_and_can_be_put_again() {
 }
 
 #[test]
+fn a_large_blob_is_read_from_a_closed_file_until_it_is_removed() {
+    let store = open(disk());
+    let bytes = vec![9; 100_000];
+    let hash = put_large(&store, &bytes);
+    let mut blob = store.blob(&namespace(), &hash).expect("readable").expect("stored");
+    let open = blob.clone();
+    blob.close_file();
+    assert_eq!(blob.read(10, 50).expect("it is there"), bytes[10..60]);
+    assert_eq!(blob.read_checked().expect("sound"), bytes);
+    result(&store, |done| store.delete_blob(&namespace(), &hash, done)).expect("the disk works");
+    assert_eq!(blob.read(0, 1).expect_err("it is gone").kind(), std::io::ErrorKind::NotFound);
+    assert_eq!(open.read_checked().expect("an open file stays"), bytes);
+}
+
+#[test]
 fn a_part_of_a_large_blob_is_checked_by_its_own_sum() {
     let disk = disk();
     let store = open(disk.clone());
