@@ -307,12 +307,13 @@ fn ready_block(running: &Running, took: Duration, data: &str, invite: bool) -> S
     }
     out.push_str(&line("data", data));
     out.push('\n');
-    if let Some(admin) = running.address(Service::Admin) {
+    if let Some(admin) = running.addresses().iter().find(|address| address.service == Service::Admin) {
+        let url = format!("{}://{}", admin.scheme, from_here(admin.addr));
         if let Some(token) = invite.then(|| running.invite()).flatten() {
             // Behind the #, so that no server, log or proxy ever sees it.
-            out.push_str(&line("console", &format!("http://{}/console/#token={token}", from_here(admin))));
+            out.push_str(&line("console", &format!("{url}/console/#token={token}")));
         }
-        out.push_str(&line("look", &format!("curl http://{}/api/v1/server", from_here(admin))));
+        out.push_str(&line("look", &format!("curl {url}/api/v1/server")));
     }
     if let (Some(servers), Some(clients)) = (tcp(running, Service::Servers), tcp(running, Service::Clients)) {
         out.push_str(&line(
