@@ -136,8 +136,8 @@ impl Access {
     /// `localhost`, an IP address or a name of [`Access::hosts`]. With credentials, the page would
     /// need one.
     ///
-    /// A browser names no origin where a page embeds what it cannot read, but says of which site the
-    /// page is.
+    /// A browser names no origin where a page embeds what it cannot read, but says of which site
+    /// the page is.
     pub(crate) fn admits(&self, headers: &HeaderMap) -> bool {
         if !self.identify.is_empty() {
             return true;

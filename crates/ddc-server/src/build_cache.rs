@@ -46,8 +46,14 @@ impl Service {
             ("MKCOL", Kind::Folder | Kind::Named) => Action::WriteObject,
             ("DELETE", Kind::Named) => Action::DeleteObject,
             _ => {
-                let what = format!("method {verb} not allowed for this entry");
-                return Err(Problem::new(StatusCode::METHOD_NOT_ALLOWED, what));
+                let allowed = match kind {
+                    Kind::Content(_) | Kind::Action => "GET, HEAD, PUT",
+                    Kind::Named => "GET, HEAD, PUT, DELETE, OPTIONS, PROPFIND, MKCOL",
+                    Kind::Folder => "OPTIONS, PROPFIND, MKCOL",
+                };
+                let what = format!("method {verb} not allowed for this entry; allowed: {allowed}");
+                let problem = Problem::new(StatusCode::METHOD_NOT_ALLOWED, what);
+                return Err(problem.with(header::ALLOW, allowed));
             }
         };
         self.permit(request, action, &name.namespace, Some(&name.bucket))?;

@@ -52,6 +52,7 @@ mod origin_refs;
 mod passed;
 mod preconditions;
 mod raw;
+mod recent;
 mod ref_batch;
 mod ref_forms;
 mod refresh;

@@ -13,9 +13,6 @@ use crate::service::{Accesses, Maintenance, Service};
 
 /// Part of the disk that the folder may fill unless the settings say otherwise.
 const BYTES_MAX_PERCENT: u64 = 90;
-/// Duration of a shortage of disk space, at least, before the folder shrinks to that part of less:
-/// what another program needs for some minutes costs no refs.
-const SHORTAGE_MIN: Duration = Duration::from_secs(300);
 /// How often a node looks whether the folder holds too much.
 const EVICT_EVERY: Duration = Duration::from_secs(5);
 /// Interval of the check whether uploads fill it faster than that.
@@ -24,30 +21,6 @@ const EVICT_LOOK: Duration = Duration::from_millis(250);
 const SLEEP_MAX: Duration = Duration::from_millis(50);
 /// How often old events of the replication log are forgotten.
 const FORGET_EVERY: Duration = Duration::from_secs(3600);
-
-/// Largest of the values of the last [`SHORTAGE_MIN`] or, depending on when it is asked, of up to
-/// twice that time.
-#[derive(Debug, Default)]
-pub(crate) struct RecentMax {
-    since: Duration,
-    /// Since then.
-    largest: u64,
-    /// In the [`SHORTAGE_MIN`] before.
-    before: u64,
-}
-
-impl RecentMax {
-    /// Adds the value of a moment. Returns the largest.
-    fn with(&mut self, value: u64, now: Duration) -> u64 {
-        let age = now.saturating_sub(self.since);
-        if age >= SHORTAGE_MIN {
-            let before = if age < 2 * SHORTAGE_MIN { self.largest } else { 0 };
-            *self = RecentMax { since: now, largest: 0, before };
-        }
-        self.largest = self.largest.max(value);
-        self.largest.max(self.before)
-    }
-}
 
 impl Service {
     /// Removes what expired and what nobody reaches; requests go on meanwhile. Copies of what an

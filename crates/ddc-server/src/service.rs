@@ -23,10 +23,10 @@ use crate::blocking;
 use crate::body::Body;
 use crate::entry::Entry;
 use crate::listener::Listener;
-use crate::maintenance::RecentMax;
 use crate::memory::Memory;
 use crate::origin::{Flights, Origin, OriginCounters, Reach};
 use crate::preconditions::Preconditions;
+use crate::recent::RecentMax;
 use crate::source::Source;
 use crate::stats::{Counters, Operation};
 use crate::streaming::StreamedBlob;
@@ -713,17 +713,17 @@ enum Target {
 }
 
 fn find_route(verb: &str, path: &str) -> Result<Route, Problem> {
-    let method = Method::parse(verb)
-        .ok_or_else(|| Problem::new(StatusCode::METHOD_NOT_ALLOWED, format!("method {verb} not allowed")))?;
-    Route::find(method, path).map_err(|error| match error {
-        RouteError::Unknown => Problem::missing("no such route"),
-        RouteError::Malformed(why) => Problem::bad(why),
-        RouteError::Method(allowed) => {
-            let allowed = Allow(allowed).to_string();
-            let what = format!("method {verb} not allowed; allowed: {allowed}");
-            Problem::new(StatusCode::METHOD_NOT_ALLOWED, what).with(header::ALLOW, allowed)
-        }
-    })
+    let method = Method::parse(verb);
+    let allowed = match Route::find(method.unwrap_or(Method::Get), path) {
+        Ok(route) if method.is_some() => return Ok(route),
+        Ok(route) => route.methods(),
+        Err(RouteError::Unknown) => return Err(Problem::missing("no such route")),
+        Err(RouteError::Malformed(why)) => return Err(Problem::bad(why)),
+        Err(RouteError::Method(allowed)) => allowed,
+    };
+    let allowed = Allow(allowed).to_string();
+    let what = format!("method {verb} not allowed; allowed: {allowed}");
+    Err(Problem::new(StatusCode::METHOD_NOT_ALLOWED, what).with(header::ALLOW, allowed))
 }
 
 pub(crate) fn check_hash(wanted: Option<IoHash>, found: IoHash) -> Result<(), Problem> {

@@ -82,7 +82,17 @@ async fn content_is_verified_and_given_under_its_sha256() {
         assert_eq!(put(&client, path, b"").await, 400, "{path}");
     }
     let path = format!("/cas/{}", sha256(b"small"));
-    assert_eq!(client.send("DELETE", &path, &[], "").await.status.as_u16(), 405);
+    let blob = format!("/api/v1/blobs/build/{}", IoHash::of(other));
+    for (method, path, allowed) in [
+        ("DELETE", &*path, "GET, HEAD, PUT"),
+        ("PROPFIND", &path, "GET, HEAD, PUT"),
+        ("COPY", "/kv/build/a", "GET, HEAD, PUT, DELETE, OPTIONS, PROPFIND, MKCOL"),
+        ("PUT", "/kv/build/", "OPTIONS, PROPFIND, MKCOL"),
+        ("COPY", &blob, "GET, HEAD, PUT, DELETE"),
+    ] {
+        let refused = client.send(method, path, &[], "").await;
+        assert_eq!((refused.status.as_u16(), refused.header("allow")), (405, allowed), "{method} {path}");
+    }
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]

@@ -551,4 +551,7 @@ async fn every_byte_of_a_token_counts() {
     for other in [&token[..16], &token[..31], &format!("{token}0"), &token.repeat(2), "0"] {
         assert_eq!(status(other).await, 401, "{other}");
     }
+    let header = format!("Authorization: Bearer {token}");
+    let twice = client.send("GET", "/api/v1/status", &[&header, "Authorization: Bearer other"], "").await;
+    assert_eq!(twice.status.as_u16(), 401, "a proxy in front may have checked the other");
 }
