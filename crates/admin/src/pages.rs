@@ -45,8 +45,10 @@ impl Pages {
         match path.strip_prefix(API) {
             Some(rest) => SEGMENTS.contains(&first_segment(rest)),
             None => {
-                matches!(path, "/" | "/metrics" | "/healthz" | "/console" | "/debug/pprof/profile")
-                    || path.starts_with("/console/")
+                matches!(
+                    path,
+                    "/" | "/metrics" | "/healthz" | "/console" | "/api/v1" | "/debug/pprof/profile"
+                ) || path.starts_with("/console/")
             }
         }
     }
@@ -96,9 +98,15 @@ mod tests {
 
     #[test]
     fn pages_leave_the_routes_of_a_cache_alone() {
-        for path in
-            ["/", "/metrics", "/console", "/console/app.js", "/api/v1/server", "/api/v1/cache/collect"]
-        {
+        for path in [
+            "/",
+            "/metrics",
+            "/console",
+            "/console/app.js",
+            "/api/v1",
+            "/api/v1/server",
+            "/api/v1/cache/collect",
+        ] {
             assert!(Pages::has(path), "{path}");
         }
         for path in [
