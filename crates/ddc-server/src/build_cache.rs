@@ -86,6 +86,8 @@ impl Service {
         name: &RefName,
         kind: &Kind,
     ) -> Answer {
+        let when = entry_preconditions(request);
+        self.permit_upload(name, &when).await?;
         if matches!(kind, Kind::Content(_)) {
             request.upload.hash_sha256();
         }
@@ -101,7 +103,7 @@ impl Service {
         let value =
             Value::object([("RawHash", Value::BinaryAttachment(hash)), ("RawSize", Value::Integer(len))]);
         let object = Object::of(value.encode(Style::Separate).into());
-        match self.store_ref(name, object, true, &entry_preconditions(request)).await? {
+        match self.store_ref(name, object, true, &when).await? {
             Ok(needs) if needs.is_empty() => Ok(empty(StatusCode::OK)),
             _ => {
                 Err(Problem::new(StatusCode::SERVICE_UNAVAILABLE, "the blob was removed while it was stored"))

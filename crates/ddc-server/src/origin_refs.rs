@@ -228,6 +228,14 @@ impl Service {
         &self.changes[hasher.finish() as usize % self.changes.len()]
     }
 
+    /// Refuses an upload to a ref before its body comes, if the ref as it is now rules it out.
+    pub(crate) async fn permit_upload(&self, name: &RefName, when: &Preconditions) -> Result<(), Problem> {
+        if when.is_empty() {
+            return Ok(());
+        }
+        Box::pin(self.check_change(name, when)).await
+    }
+
     /// Decides about a change of a ref as it is now.
     async fn check_change(&self, name: &RefName, when: &Preconditions) -> Result<(), Problem> {
         // The turn of the change is that of keeping what the upstream says.

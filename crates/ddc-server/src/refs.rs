@@ -59,6 +59,8 @@ impl Service {
         };
         let overwrite = self.rules_of(&name.namespace).overwrite_refs
             || request.header(ALLOW_OVERWRITE).is_some_and(|value| value.eq_ignore_ascii_case("true"));
+        let when = request.preconditions();
+        self.permit_upload(name, &when).await?;
         let object = match kind {
             Media::CompactBinary => {
                 request.upload.limit(self.rules().object_bytes_max)?;
@@ -90,7 +92,7 @@ impl Service {
                 Object::of(value.encode(Style::Separate).into())
             }
         };
-        match self.store_ref(name, object, overwrite, &request.preconditions()).await? {
+        match self.store_ref(name, object, overwrite, &when).await? {
             Ok(needs) => Ok(answer::needs(needs, request.answer_media(suffix))),
             Err(existing) => {
                 let mut response = reply(StatusCode::CONFLICT, Media::CompactBinary.name(), existing);

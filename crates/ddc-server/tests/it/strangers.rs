@@ -88,7 +88,12 @@ fn a_newcomer_is_answered_beside_connections_that_make_no_progress() {
 #[test]
 fn a_refusal_does_not_wait_for_the_body() {
     let (_runtime, server) = started();
+    let condition = "Host: localhost\r\nIf-Match: \"0\"\r\nContent-Length: 10\r\n";
+    let media = format!("Content-Type: application/x-ue-cb\r\nX-Jupiter-IoHash: {}\r\n", IoHash::ZERO);
+    let key = IoHash::ZERO;
     for (head, status) in [
+        (&*format!("PUT /kv/n/a HTTP/1.1\r\n{condition}\r\n"), "412"),
+        (&*format!("PUT /api/v1/refs/n/b/{key} HTTP/1.1\r\n{condition}{media}\r\n"), "412"),
         ("GET /health/ready HTTP/1.1\r\nHost: localhost\r\nContent-Length: 10\r\n\r\n", "200"),
         ("GET /nothing HTTP/1.1\r\nHost: localhost\r\nContent-Length: 10\r\n\r\n", "404"),
         ("PUT /api/v1/blobs/n/x HTTP/1.1\r\nHost: localhost\r\nContent-Length: 10\r\n\r\n", "400"),
