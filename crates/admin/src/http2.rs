@@ -544,7 +544,7 @@ mod tests {
     use crate::crowd::{Admission, Crowd};
     use crate::intake::no_exemptions;
 
-    /// A body that nobody waits for.
+    /// An empty body.
     struct Nothing;
 
     impl Outgoing for Nothing {

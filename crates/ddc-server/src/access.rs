@@ -159,7 +159,7 @@ impl Access {
             })
     }
 
-    /// Who sends a request with these headers.
+    /// Identifies the sender of a request by its headers.
     pub(crate) async fn identify(&self, headers: &HeaderMap) -> Result<Caller, Identity> {
         if self.identify.is_empty() {
             return Ok(Caller { claims: None });

@@ -37,7 +37,7 @@ pub(crate) fn note_open(files: &mut HashMap<u64, Weak<dyn File>>, number: u64, f
 #[derive(Clone, Debug)]
 pub struct Blob {
     file: Arc<dyn File>,
-    /// Where its own file is, if it has one.
+    /// File system of its own file; `None` for a blob in a segment or in memory.
     fs: Option<Arc<dyn Fs>>,
     location: Location,
     /// All of its bytes, if they are in memory.
