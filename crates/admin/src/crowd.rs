@@ -47,6 +47,8 @@ struct State {
     guests: HashMap<u64, Arc<Shared>>,
     per_address: HashMap<IpAddr, usize>,
     next: u64,
+    /// Connections that yielded, and hold their descriptors until their tasks have seen it.
+    closing: usize,
 }
 
 /// State of one connection that its server updates and the accept loop reads.
@@ -166,6 +168,11 @@ impl Crowd {
         self.state().evict(now_ms, None);
     }
 
+    /// Number of connections that yielded and are still open.
+    pub(crate) fn closing(&self) -> usize {
+        self.state().closing
+    }
+
     fn state(&self) -> MutexGuard<'_, State> {
         self.state.lock().unwrap_or_else(PoisonError::into_inner)
     }
@@ -183,6 +190,7 @@ impl State {
         };
         if let Some(guest) = self.remove(id) {
             guest.evicted.notify_one();
+            self.closing += 1;
         }
         true
     }
@@ -221,7 +229,11 @@ struct Seat {
 impl Drop for Seat {
     fn drop(&mut self) {
         CONNECTIONS.fetch_sub(1, Ordering::Relaxed);
-        self.crowd.state().remove(self.id);
+        let mut state = self.crowd.state();
+        if state.remove(self.id).is_none() {
+            state.closing -= 1;
+        }
+        drop(state);
         self.crowd.left.notify_one();
     }
 }

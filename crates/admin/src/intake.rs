@@ -25,6 +25,9 @@ const BACKLOG: i32 = 4_096;
 /// Pause before a listener that is full, or out of descriptors, looks again for a connection that
 /// yields.
 const LOOK_AGAIN: Duration = Duration::from_millis(50);
+/// Connections of a listener that have yielded and are not closed yet, beyond which it accepts no
+/// further ones.
+const CLOSING_MAX: usize = 16;
 /// Descriptors that listeners for strangers leave to health, admin and files.
 const DESCRIPTORS_RESERVED: u64 = 128;
 
@@ -145,6 +148,12 @@ impl Intake {
         let crowd = Crowd::new(places, Arc::clone(&self.exempt));
         let mut tasks = JoinSet::new();
         loop {
+            // A burst would take descriptors faster than those that yield to it give theirs back.
+            while crowd.closing() >= CLOSING_MAX {
+                if !look_again(&crowd, &mut tasks, &mut shutdown).await {
+                    return;
+                }
+            }
             let accepted = tokio::select! {
                 accepted = listener.accept() => accepted,
                 () = &mut shutdown => return,
@@ -156,10 +165,8 @@ impl Intake {
                     tracing::warn!(%error, "{} listener cannot accept", self.owner);
                     // Without a descriptor the newcomer cannot even be seen.
                     crowd.make_room();
-                    tokio::select! {
-                        () = crowd.left.notified() => {}
-                        () = tokio::time::sleep(LOOK_AGAIN) => {}
-                        () = &mut shutdown => return,
+                    if !look_again(&crowd, &mut tasks, &mut shutdown).await {
+                        return;
                     }
                     continue;
                 }
@@ -170,11 +177,8 @@ impl Intake {
                     Admission::Refused => break None,
                     Admission::Full => {}
                 }
-                tokio::select! {
-                    () = crowd.left.notified() => {}
-                    () = tokio::time::sleep(LOOK_AGAIN) => {}
-                    () = &mut shutdown => return,
-                    Some(_) = tasks.join_next(), if !tasks.is_empty() => {}
+                if !look_again(&crowd, &mut tasks, &mut shutdown).await {
+                    return;
                 }
             };
             let Some(guest) = guest else { continue };
@@ -193,6 +197,16 @@ impl Intake {
                 }
             });
         }
+    }
+}
+
+/// Waits until a connection has ended, or a pause has passed. Reports whether the server goes on.
+async fn look_again(crowd: &Crowd, tasks: &mut JoinSet<()>, shutdown: &mut Shutdown<'_>) -> bool {
+    tokio::select! {
+        () = crowd.left.notified() => true,
+        () = tokio::time::sleep(LOOK_AGAIN) => true,
+        Some(_) = tasks.join_next(), if !tasks.is_empty() => true,
+        () = shutdown => false,
     }
 }
 
@@ -227,6 +241,33 @@ mod tests {
     use std::task::Poll;
 
     use super::*;
+
+    /// Connections that yield stay open until their tasks run, and none does during the first poll.
+    #[test]
+    fn a_burst_waits_for_the_descriptors_of_those_that_yield() {
+        let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build().expect("one thread");
+        runtime.block_on(async {
+            let listener = TcpListener::bind("127.0.0.1:0").await.expect("loopback");
+            let addr = listener.local_addr().expect("it is bound");
+            let intake = Intake {
+                owner: "the test's",
+                connections_max: 10,
+                exempt: Arc::new(|_| true),
+                is_for_strangers: false,
+                tls: None,
+            };
+            let mut never = std::pin::pin!(std::future::pending());
+            let mut serving = intake.run(listener, never.as_mut(), |_, _| std::future::pending::<()>());
+            let tasks = || tokio::runtime::Handle::current().metrics().num_alive_tasks();
+            assert!(poll_fn(|context| Poll::Ready(serving.as_mut().poll(context))).await.is_pending());
+            let connect = |_| std::net::TcpStream::connect(addr).expect("room in the queue");
+            let _clients: Vec<_> = (0..100).map(connect).collect();
+            // The runtime sees them before it polls again.
+            tokio::task::yield_now().await;
+            assert!(poll_fn(|context| Poll::Ready(serving.as_mut().poll(context))).await.is_pending());
+            assert_eq!(tasks(), 10 + CLOSING_MAX);
+        });
+    }
 
     /// Nothing accepts after the first poll.
     #[test]

@@ -152,7 +152,7 @@ impl Access {
             is_loopback_name(authority) || self.hosts.iter().any(|known| known.eq_ignore_ascii_case(name))
         };
         let is_address = |host: &str| host_name(host).parse::<IpAddr>().is_ok();
-        host.is_none_or(|host| is_ours(host) || is_address(host))
+        host.is_none_or(|host| is_address(host) || is_ours(host))
             && origin.is_none_or(|origin| {
                 is_same_site(origin, host)
                     || origin.split_once("://").is_some_and(|(_, authority)| is_ours(authority))

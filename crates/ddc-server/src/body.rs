@@ -112,7 +112,8 @@ impl Check {
 
 impl Body {
     pub(crate) fn bytes(bytes: impl Into<Bytes>) -> Body {
-        let mut body = Body::default();
+        // Room for one part: most bodies have no other.
+        let mut body = Body { parts: VecDeque::with_capacity(1), ..Body::default() };
         body.push_bytes(bytes.into());
         body
     }

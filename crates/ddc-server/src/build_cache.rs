@@ -27,6 +27,8 @@ use crate::refs::Object;
 use crate::service::{ApiRequest, Service};
 use action::Digest;
 
+/// Field of an entry's object with the size of the blob.
+const SIZE: &str = "RawSize";
 /// Lookups of one action's blobs at a time.
 const LOOKUPS_MAX: usize = 64;
 
@@ -72,7 +74,7 @@ impl Service {
             "PROPFIND" if kind == Kind::Folder => Ok(properties(None)),
             "PROPFIND" => {
                 let missing = || Problem::missing("no such entry");
-                let blob = self.entry_blob(&name).await?.ok_or_else(missing)?;
+                let (blob, _) = self.entry_blob(&name).await?.ok_or_else(missing)?;
                 let len = self.blob_len(&name.namespace, &blob).await?.ok_or_else(missing)?;
                 Ok(properties(Some(len)))
             }
@@ -100,8 +102,7 @@ impl Service {
         }
         let (hash, len) = (received.hash(), received.len());
         self.keep(&name.namespace, received).await?;
-        let value =
-            Value::object([("RawHash", Value::BinaryAttachment(hash)), ("RawSize", Value::Integer(len))]);
+        let value = Value::object([("RawHash", Value::BinaryAttachment(hash)), (SIZE, Value::Integer(len))]);
         let object = Object::of(value.encode(Style::Separate).into());
         match self.store_ref(name, object, true, &when).await? {
             Ok(needs) if needs.is_empty() => Ok(empty(StatusCode::OK)),
@@ -115,22 +116,26 @@ impl Service {
         if matches!(kind, Kind::Content(sha) if sha.is_empty()) {
             return Ok(reply(StatusCode::OK, Media::Octets.name(), Bytes::new()));
         }
-        let blob = self.entry_blob(name).await?.ok_or_else(|| Problem::missing("no such entry"))?;
+        let (blob, _) = self.entry_blob(name).await?.ok_or_else(|| Problem::missing("no such entry"))?;
         if *kind == Kind::Action {
             self.check_action(&name.namespace, &blob).await?;
         }
         self.get_blob(request, &name.namespace, &blob, Media::Octets).await
     }
 
-    /// The blob of an entry, which is marked as used.
-    async fn entry_blob(self: &Arc<Service>, name: &RefName) -> Result<Option<IoHash>, Problem> {
+    /// The blob of an entry, which is marked as used, and its size if the entry tells it.
+    async fn entry_blob(
+        self: &Arc<Service>,
+        name: &RefName,
+    ) -> Result<Option<(IoHash, Option<u64>)>, Problem> {
         let (value, bytes) = match self.finalised(name).await {
             Ok(found) => found,
             Err(problem) if problem.status.is_server_error() => return Err(problem),
             Err(_) => return Ok(None),
         };
         let document = Document::parse(&bytes).map_err(Problem::bad)?;
-        let blob = document.only_binary_attachment();
+        let size = document.get(SIZE).and_then(|size| size.integer()?.try_into().ok());
+        let blob = document.only_binary_attachment().map(|blob| (blob, size));
         self.touch(name);
         self.keep_young(name, &value);
         Ok(blob)
@@ -161,26 +166,28 @@ impl Service {
         while let Some((found, digest)) = lookups.next().await {
             if found?.is_none() {
                 return Err(Problem::missing(format!(
-                    "{}, which the action's result names, is gone",
-                    digest.sha
+                    "{} with {} bytes, which the action's result names, is gone",
+                    digest.sha, digest.size
                 )));
             }
         }
         Ok(())
     }
 
-    /// The stored blob of a content, which is marked as used.
+    /// The stored blob of a content, which is marked as used. None has a hash and another size.
     async fn content(
         self: &Arc<Service>,
         namespace: &Namespace,
         digest: &Digest,
     ) -> Result<Option<IoHash>, Problem> {
         if digest.sha.is_empty() {
-            return Ok(Some(IoHash::ZERO));
+            return Ok((digest.size == 0).then_some(IoHash::ZERO));
         }
-        let Some(blob) = self.entry_blob(&ref_name(namespace, CONTENTS, &digest.sha.0)).await? else {
+        let entry = self.entry_blob(&ref_name(namespace, CONTENTS, &digest.sha.0)).await?;
+        let Some((blob, size)) = entry else { return Ok(None) };
+        if size.is_some_and(|size| size != digest.size) {
             return Ok(None);
-        };
+        }
         self.locate(namespace, &blob, Reach::All).await
     }
 

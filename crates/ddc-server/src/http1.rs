@@ -6,7 +6,8 @@
 //! parser, with TLS or without; framing that two parsers could read differently is refused.
 //!
 //! A connection has one watchdog: every wait ends when it does. A body and an answer must keep the
-//! pace of every HTTP listener ([`Pace`]). An idle connection keeps a buffer of 4 KiB.
+//! pace of every HTTP listener ([`Pace`]). An idle connection keeps a buffer of 4 KiB, and
+//! about 2 KiB for the next head.
 
 mod body;
 mod head;
@@ -101,14 +102,15 @@ pub(crate) async fn serve<S: Wire>(
         guest,
         work: None,
     };
-    let mut first = true;
+    let (mut first, mut head) = (true, Head::new());
     loop {
-        match connection.read_head(first, pages).await {
-            Ok(Next::Head(head)) => {
+        match connection.read_head(&mut head, first, pages).await {
+            Ok(Next::Exchange) => {
                 // How a connection ends is the peer's business.
-                if !connection.exchange(head, service, listener).await.unwrap_or(false) {
+                if !connection.exchange(&head, service, listener).await.unwrap_or(false) {
                     return ConnectionEnd::Ended;
                 }
+                head.clear();
             }
             Ok(Next::Refuse(status, why)) => {
                 service.count_refusal();
@@ -129,7 +131,8 @@ pub(crate) async fn serve<S: Wire>(
 
 /// What comes next on a connection.
 enum Next {
-    Head(Head),
+    /// A request, whose head was read.
+    Exchange,
     /// Something that is no request.
     Refuse(StatusCode, &'static str),
     Http2,
@@ -139,7 +142,7 @@ enum Next {
 }
 
 impl<S: Wire> Connection<S> {
-    async fn read_head(&mut self, first: bool, pages: &OnceLock<Pages>) -> io::Result<Next> {
+    async fn read_head(&mut self, head: &mut Head, first: bool, pages: &OnceLock<Pages>) -> io::Result<Next> {
         let is_idle = !first && self.buf.is_empty();
         self.watchdog.within(if is_idle { IDLE_TIMEOUT } else { HEAD_TIMEOUT });
         let mut seen = 0;
@@ -152,13 +155,13 @@ impl<S: Wire> Connection<S> {
                 }
             } else if self.buf[seen..].contains(&b'\n') {
                 // Only the end of a line can end a head.
-                match Head::parse(&self.buf) {
-                    Ok(Some((head, _))) if pages.get().is_some() && Pages::has(&head.path) => {
+                match head.read(&self.buf) {
+                    Ok(Some(_)) if pages.get().is_some() && Pages::has(&head.path) => {
                         return Ok(Next::Page);
                     }
-                    Ok(Some((head, len))) => {
+                    Ok(Some(len)) => {
                         self.buf.advance(len);
-                        return Ok(Next::Head(head));
+                        return Ok(Next::Exchange);
                     }
                     Ok(None) => {}
                     Err((status, why)) => return Ok(Next::Refuse(status, why)),
@@ -198,7 +201,12 @@ impl<S: Wire> Connection<S> {
     }
 
     /// Answers one request. Whether the connection can take another.
-    async fn exchange(&mut self, head: Head, service: &Arc<Service>, listener: Listener) -> io::Result<bool> {
+    async fn exchange(
+        &mut self,
+        head: &Head,
+        service: &Arc<Service>,
+        listener: Listener,
+    ) -> io::Result<bool> {
         self.left = head.left;
         self.begin_transfer();
         self.work = Some(self.guest.work());

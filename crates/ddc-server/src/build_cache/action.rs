@@ -7,6 +7,8 @@ use crate::entry::Sha256;
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
 pub(super) struct Digest {
     pub(super) sha: Sha256,
+    /// Bytes of the content.
+    pub(super) size: u64,
 }
 
 /// Blobs that a result names.
@@ -31,7 +33,7 @@ pub(super) fn read_result(bytes: &[u8]) -> Option<ActionResult> {
             }
             // stdout and stderr.
             (6 | 8, Wire::Bytes(digest)) => result.blobs.push(read_digest(digest)?),
-            (1..=3 | 5..=12, Wire::Number) | (4, Wire::Bytes(_)) => return None,
+            (1..=3 | 5..=12, Wire::Number(_)) | (4, Wire::Bytes(_)) => return None,
             _ => {}
         }
     }
@@ -65,18 +67,20 @@ fn digests(bytes: &[u8], numbers: &[u64]) -> Option<Vec<Digest>> {
 }
 
 fn read_digest(bytes: &[u8]) -> Option<Digest> {
-    let mut sha = None;
-    for (number, value) in fields(bytes)? {
-        if let (1, Wire::Bytes(text)) = (number, value) {
-            sha = Some(Sha256::parse(std::str::from_utf8(text).ok()?)?);
+    let (mut sha, mut size) = (None, 0);
+    for field in fields(bytes)? {
+        match field {
+            (1, Wire::Bytes(text)) => sha = Some(Sha256::parse(std::str::from_utf8(text).ok()?)?),
+            (2, Wire::Number(bytes)) => size = bytes,
+            _ => {}
         }
     }
-    Some(Digest { sha: sha? })
+    Some(Digest { sha: sha?, size })
 }
 
 /// A value of protobuf, as far as it matters here.
 enum Wire<'b> {
-    Number,
+    Number(u64),
     Bytes(&'b [u8]),
 }
 
@@ -86,22 +90,13 @@ fn fields(mut bytes: &[u8]) -> Option<Vec<(u64, Wire<'_>)>> {
     while !bytes.is_empty() {
         let tag = take_varint(&mut bytes)?;
         let value = match tag & 7 {
-            0 => {
-                take_varint(&mut bytes)?;
-                Wire::Number
-            }
-            1 => {
-                take(&mut bytes, 8)?;
-                Wire::Number
-            }
+            0 => Wire::Number(take_varint(&mut bytes)?),
+            1 => Wire::Number(u64::from_le_bytes(take(&mut bytes, 8)?.try_into().ok()?)),
             2 => {
                 let len = usize::try_from(take_varint(&mut bytes)?).ok()?;
                 Wire::Bytes(take(&mut bytes, len)?)
             }
-            5 => {
-                take(&mut bytes, 4)?;
-                Wire::Number
-            }
+            5 => Wire::Number(u32::from_le_bytes(take(&mut bytes, 4)?.try_into().ok()?).into()),
             _ => return None,
         };
         if tag >> 3 == 0 {
@@ -157,7 +152,7 @@ mod tests {
         let mut bytes = message(&[(1, digit.repeat(64).as_bytes())]);
         // The size.
         bytes.extend([2 << 3, 100]);
-        (Digest { sha }, bytes)
+        (Digest { sha, size: 100 }, bytes)
     }
 
     #[test]

@@ -12,7 +12,12 @@ pub(super) const BYTES_MAX: usize = 16 << 10;
 /// Most headers.
 const HEADERS_MAX: usize = 64;
 
-/// A request's head.
+/// Headers and bytes of a path or query beyond which a connection does not keep the memory of a head
+/// for the next one.
+const HEADERS_KEPT: usize = 24;
+const TARGET_BYTES_KEPT: usize = 512;
+
+/// A request's head. One connection reads all of its heads into the same memory.
 #[derive(Debug)]
 pub(super) struct Head {
     pub(super) method: Method,
@@ -29,8 +34,34 @@ pub(super) struct Head {
 type Refusal = (StatusCode, &'static str);
 
 impl Head {
-    /// Reads a head and tells its length; `None` while there is more to come.
-    pub(super) fn parse(bytes: &[u8]) -> Result<Option<(Head, usize)>, Refusal> {
+    /// Memory for heads.
+    pub(super) fn new() -> Head {
+        Head {
+            method: Method::GET,
+            path: String::new(),
+            query: String::new(),
+            headers: HeaderMap::new(),
+            left: Left::NOTHING,
+            keep_alive: false,
+            minor: 1,
+        }
+    }
+
+    /// Forgets a head that was answered. Memory beyond that of a usual head is returned.
+    pub(super) fn clear(&mut self) {
+        self.headers.clear();
+        if self.headers.capacity() > HEADERS_KEPT {
+            self.headers = HeaderMap::new();
+        }
+        for text in [&mut self.path, &mut self.query] {
+            text.clear();
+            text.shrink_to(TARGET_BYTES_KEPT);
+        }
+    }
+
+    /// Reads a head in place of one that was [cleared](Head::clear), and tells its length; `None`
+    /// while there is more to come.
+    pub(super) fn read(&mut self, bytes: &[u8]) -> Result<Option<usize>, Refusal> {
         let mut fields = [const { MaybeUninit::uninit() }; HEADERS_MAX];
         let mut request = httparse::Request::new(&mut []);
         let len = match request.parse_with_uninit_headers(bytes, &mut fields) {
@@ -53,35 +84,60 @@ impl Head {
         else {
             return Err(bad("this is no HTTP request"));
         };
-        let mut headers = HeaderMap::with_capacity(request.headers.len());
+        // What decides about the connection is picked up in passing: a look-up hashes its name.
+        let (mut host, mut length, mut coding) = (Field::Absent, Field::Absent, Field::Absent);
+        let (mut expected, mut closes, mut keeps) = (None, false, false);
+        self.headers.reserve(request.headers.len());
         for field in request.headers.iter() {
             let name =
                 HeaderName::from_bytes(field.name.as_bytes()).map_err(|_| bad("a header has no name"))?;
             let value = HeaderValue::from_bytes(field.value).map_err(|_| bad("a header has a bad value"))?;
-            headers.append(name, value);
+            match name.as_str() {
+                "host" => host.add(field.value),
+                "content-length" => length.add(field.value),
+                "transfer-encoding" => coding.add(field.value),
+                "expect" => expected = expected.or(Some(field.value)),
+                "connection" => {
+                    for token in value.to_str().unwrap_or_default().split(',') {
+                        closes |= token.trim().eq_ignore_ascii_case("close");
+                        keeps |= token.trim().eq_ignore_ascii_case("keep-alive");
+                    }
+                }
+                _ => {}
+            }
+            self.headers.append(name, value);
         }
-        let left = framing(&headers, minor)?;
-        let mut hosts = headers.get_all(header::HOST).iter();
-        match (hosts.next(), hosts.next()) {
-            (None, None) if minor == 0 => {}
-            (Some(host), None) if host.is_empty() || is_authority(host.as_bytes()) => {}
+        self.left = framing(expected, length, coding, minor)?;
+        match host {
+            Field::Absent if minor == 0 => {}
+            Field::Once(host) if host.is_empty() || is_authority(host) => {}
             _ => return Err(bad("a request names one host, with a port or without")),
         }
         let Target { authority, path, query } = split_target(target)?;
         if let Some(authority) = authority {
             // It counts instead of the header.
             let host = HeaderValue::from_str(authority).map_err(|_| bad("the target names no host"))?;
-            headers.insert(header::HOST, host);
+            self.headers.insert(header::HOST, host);
         }
-        let connection = headers.get_all(header::CONNECTION).iter();
-        let mut tokens = connection.filter_map(|value| value.to_str().ok()).flat_map(|text| text.split(','));
-        let keep_alive = match minor {
-            0 => tokens.any(|token| token.trim().eq_ignore_ascii_case("keep-alive")),
-            _ => !tokens.any(|token| token.trim().eq_ignore_ascii_case("close")),
-        };
-        let method = Method::from_bytes(method.as_bytes()).map_err(|_| bad("this is no HTTP request"))?;
-        let (path, query) = (path.to_owned(), query.to_owned());
-        Ok(Some((Head { method, path, query, headers, left, keep_alive, minor }, len)))
+        self.keep_alive = if minor == 0 { keeps } else { !closes };
+        self.minor = minor;
+        self.method = Method::from_bytes(method.as_bytes()).map_err(|_| bad("this is no HTTP request"))?;
+        self.path.push_str(path);
+        self.query.push_str(query);
+        Ok(Some(len))
+    }
+}
+
+/// A header that a request has at most once.
+enum Field<'r> {
+    Absent,
+    Once(&'r [u8]),
+    Repeated,
+}
+
+impl<'r> Field<'r> {
+    fn add(&mut self, value: &'r [u8]) {
+        *self = if matches!(self, Field::Absent) { Field::Once(value) } else { Field::Repeated };
     }
 }
 
@@ -172,26 +228,28 @@ fn is_authority(bytes: &[u8]) -> bool {
 }
 
 /// How the body ends. Whatever two readers could understand differently is refused.
-fn framing(headers: &HeaderMap, minor: u8) -> Result<Left, Refusal> {
-    let awaited = match headers.get(header::EXPECT) {
+fn framing(
+    expected: Option<&[u8]>,
+    length: Field<'_>,
+    coding: Field<'_>,
+    minor: u8,
+) -> Result<Left, Refusal> {
+    let awaited = match expected {
         None => false,
-        Some(value) if value.as_bytes().eq_ignore_ascii_case(b"100-continue") => minor == 1,
+        Some(value) if value.eq_ignore_ascii_case(b"100-continue") => minor == 1,
         Some(_) => return Err((StatusCode::EXPECTATION_FAILED, "only 100-continue can be expected")),
     };
-    let mut lengths = headers.get_all(header::CONTENT_LENGTH).iter();
-    let mut codings = headers.get_all(header::TRANSFER_ENCODING).iter();
-    match (lengths.next(), codings.next()) {
-        (None, None) => Ok(Left::NOTHING),
-        (Some(length), None) if lengths.next().is_none() => {
-            let digits = length.as_bytes();
+    match (length, coding) {
+        (Field::Absent, Field::Absent) => Ok(Left::NOTHING),
+        (Field::Once(digits), Field::Absent) => {
             let number = std::str::from_utf8(digits).ok().and_then(|text| text.parse().ok());
             match number.filter(|_| digits.iter().all(u8::is_ascii_digit)) {
                 Some(number) => Ok(Left::length(number, awaited)),
                 None => Err(bad("Content-Length is no number")),
             }
         }
-        (None, Some(coding)) if codings.next().is_none() && minor == 1 => {
-            if coding.as_bytes().eq_ignore_ascii_case(b"chunked") {
+        (Field::Absent, Field::Once(coding)) if minor == 1 => {
+            if coding.eq_ignore_ascii_case(b"chunked") {
                 Ok(Left::chunked(awaited))
             } else {
                 Err((StatusCode::NOT_IMPLEMENTED, "chunked is the only transfer coding here"))
@@ -206,8 +264,9 @@ mod tests {
     use super::*;
 
     fn parse(text: &str) -> Result<Head, u16> {
-        match Head::parse(text.as_bytes()) {
-            Ok(Some((head, len))) => {
+        let mut head = Head::new();
+        match head.read(text.as_bytes()) {
+            Ok(Some(len)) => {
                 assert_eq!(len, text.len(), "{text}");
                 Ok(head)
             }
@@ -232,7 +291,7 @@ mod tests {
         assert_eq!(parse("GET HTTP://h?q HTTP/1.1\r\nHost: x\r\n\r\n").expect("valid").path, "/");
         assert!(!parse("GET / HTTP/1.0\r\n\r\n").expect("valid").keep_alive);
         assert!(parse("GET / HTTP/1.0\r\nConnection: keep-alive\r\n\r\n").expect("valid").keep_alive);
-        assert!(matches!(Head::parse(b"GET / HTTP/1.1\r\nHost: x\r\n"), Ok(None)));
+        assert!(matches!(Head::new().read(b"GET / HTTP/1.1\r\nHost: x\r\n"), Ok(None)));
     }
 
     #[test]

@@ -17,21 +17,29 @@ pub(crate) fn sha256(bytes: &[u8]) -> String {
         .collect()
 }
 
-/// A field of protobuf with bytes.
-fn field(number: u8, content: &[u8]) -> Vec<u8> {
-    let mut bytes = vec![number << 3 | 2];
-    let mut len = content.len();
-    while len >= 0x80 {
-        bytes.push(len as u8 & 0x7F | 0x80);
-        len >>= 7;
+/// A field of protobuf with a number, or the beginning of one with so many bytes.
+fn number(tag: u8, mut number: usize) -> Vec<u8> {
+    let mut bytes = vec![tag];
+    while number >= 0x80 {
+        bytes.push(number as u8 & 0x7F | 0x80);
+        number >>= 7;
     }
-    bytes.push(len as u8);
-    bytes.extend_from_slice(content);
+    bytes.push(number as u8);
     bytes
 }
 
+/// A field of protobuf with bytes.
+fn field(name: u8, content: &[u8]) -> Vec<u8> {
+    [&number(name << 3 | 2, content.len()), content].concat()
+}
+
+/// `Digest` of a content that is said to have `size` bytes.
+fn digest_of_size(content: &[u8], size: usize) -> Vec<u8> {
+    [field(1, sha256(content).as_bytes()), number(2 << 3, size)].concat()
+}
+
 fn digest(content: &[u8]) -> Vec<u8> {
-    field(1, sha256(content).as_bytes())
+    digest_of_size(content, content.len())
 }
 
 /// `ActionResult.output_files`.
@@ -121,6 +129,13 @@ async fn a_result_is_given_only_while_everything_that_it_names_is_here() {
         assert_eq!(get(&client, &path).await.status.as_u16(), 404);
         assert_eq!(put(&client, &format!("/cas/{}", sha256(content)), content).await, 200);
         assert_eq!(get(&client, &path).await.status.as_u16(), 200);
+    }
+    // No content has this hash and another size.
+    let wrong = format!("/ac/{}", sha256(b"another action"));
+    for content in [file, b""] {
+        let named = digest_of_size(content, content.len() + 1);
+        assert_eq!(put(&client, &wrong, &field(8, &named)).await, 200);
+        assert_eq!(get(&client, &wrong).await.status.as_u16(), 404, "{content:?}");
     }
     // Without files, and other bytes than a result.
     for (action, body) in [("none", &b""[..]), ("ccache", b"cCac\0\x01\x02")] {
