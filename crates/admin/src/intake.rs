@@ -27,7 +27,7 @@ const BACKLOG: i32 = 4_096;
 const LOOK_AGAIN: Duration = Duration::from_millis(50);
 /// Connections of a listener that have yielded and are not closed yet, beyond which it accepts no
 /// further ones.
-const CLOSING_MAX: usize = 16;
+const CLOSING_MAX: usize = 8;
 /// Descriptors that listeners for strangers leave to health, admin and files.
 const DESCRIPTORS_RESERVED: u64 = 128;
 

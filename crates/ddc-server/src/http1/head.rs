@@ -295,6 +295,26 @@ mod tests {
     }
 
     #[test]
+    fn nothing_of_a_head_stays_for_the_next() {
+        let many = format!("GET /{} HTTP/1.1\r\nHost: x\r\n{}\r\n", "a".repeat(2_000), "b: c\r\n".repeat(60));
+        let heads = [
+            "GET /a?b HTTP/1.1\r\nHost: x\r\nAuthorization: Bearer t\r\nIf-Match: a\r\nIf-Match: b\r\n\r\n",
+            "PUT /c HTTP/1.1\r\nHost: y\r\nContent-Length: 7\r\nExpect: 100-continue\r\nConnection: close\r\n\r\n",
+            "GET http://z/ HTTP/1.0\r\nConnection: keep-alive\r\n\r\n",
+            &many,
+            "GET / HTTP/1.0\r\n\r\n",
+        ];
+        let mut kept = Head::new();
+        for text in heads {
+            assert_eq!(kept.read(text.as_bytes()), Ok(Some(text.len())));
+            let new = parse(text).expect("valid");
+            assert_eq!(format!("{kept:?}"), format!("{new:?}"));
+            kept.clear();
+            assert!(kept.headers.capacity() <= HEADERS_KEPT && kept.path.capacity() <= TARGET_BYTES_KEPT);
+        }
+    }
+
+    #[test]
     fn what_two_readers_could_understand_differently_is_refused() {
         for (fields, status) in [
             ("Content-Length: 1\r\nContent-Length: 2\r\n", 400),
