@@ -4,12 +4,16 @@
 //! server works on its request. The first KiB of a message, in which its head fits, is no progress,
 //! and a message that has ended leaves none. No connection that makes progress yields. The others
 //! yield in this order: those that never completed a request, oldest first, then the longest idle.
+//!
+//! A listener is also full when the process is short of descriptors. Then the connection that
+//! yields is one of the fullest listener, so that a crowd at one of them closes none of the others.
 
+use std::cmp::Reverse;
 use std::collections::HashMap;
 use std::fmt;
 use std::net::{IpAddr, Ipv6Addr};
 use std::sync::atomic::{AtomicBool, AtomicU64, AtomicUsize, Ordering};
-use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::sync::{Arc, LazyLock, Mutex, MutexGuard, PoisonError, Weak};
 use std::time::{Duration, Instant};
 
 use tokio::sync::Notify;
@@ -21,12 +25,42 @@ const FRESH_MS_MAX: u64 = 5_000;
 /// Bytes at the beginning of a message that are no progress.
 const HEAD_BYTES: u64 = 1 << 10;
 
-/// Connections of all listeners of the process whose descriptors are open.
-static CONNECTIONS: AtomicUsize = AtomicUsize::new(0);
+/// The listeners of this process.
+pub(crate) static PROCESS: LazyLock<Arc<Listeners>> = LazyLock::new(Arc::default);
 
-/// Connections of all listeners of the process.
-pub(crate) fn connections() -> usize {
-    CONNECTIONS.load(Ordering::Relaxed)
+/// Listeners that share the descriptors of a process.
+#[derive(Default)]
+pub(crate) struct Listeners {
+    /// Connections whose descriptors are open.
+    open: AtomicUsize,
+    /// Those among them that have yielded: their tasks have not seen it yet.
+    closing: AtomicUsize,
+    /// Listeners whose connections yield to newcomers of any of them.
+    crowds: Mutex<Vec<Weak<Crowd>>>,
+}
+
+impl Listeners {
+    /// Number of connections whose descriptors are open.
+    pub(crate) fn open(&self) -> usize {
+        self.open.load(Ordering::Relaxed)
+    }
+
+    /// Number of connections that have yielded and are not closed yet.
+    pub(crate) fn closing(&self) -> usize {
+        self.closing.load(Ordering::Relaxed)
+    }
+
+    /// Ends the connection that yields first on the fullest listener where one does. Reports
+    /// whether there is one.
+    pub(crate) fn make_room(&self) -> bool {
+        let mut crowds: Vec<_> = self.crowds().iter().filter_map(Weak::upgrade).collect();
+        crowds.sort_by_cached_key(|crowd| Reverse(crowd.state().guests.len()));
+        crowds.iter().any(|crowd| crowd.evict(crowd.now_ms(), None))
+    }
+
+    fn crowds(&self) -> MutexGuard<'_, Vec<Weak<Crowd>>> {
+        self.crowds.lock().unwrap_or_else(PoisonError::into_inner)
+    }
 }
 
 /// Reports whether an address stands for many clients, and so has no limit of its own.
@@ -34,6 +68,7 @@ pub type Exempt = Arc<dyn Fn(IpAddr) -> bool + Send + Sync>;
 
 /// All connections of one listener.
 pub(crate) struct Crowd {
+    listeners: Arc<Listeners>,
     connections_max: usize,
     exempt: Exempt,
     start: Instant,
@@ -47,8 +82,6 @@ struct State {
     guests: HashMap<u64, Arc<Shared>>,
     per_address: HashMap<IpAddr, usize>,
     next: u64,
-    /// Connections that yielded, and hold their descriptors until their tasks have seen it.
-    closing: usize,
 }
 
 /// State of one connection that its server updates and the accept loop reads.
@@ -116,33 +149,45 @@ pub(crate) enum Admission {
 }
 
 impl Crowd {
-    pub(crate) fn new(connections_max: usize, exempt: Exempt) -> Arc<Crowd> {
-        let (start, state) = (Instant::now(), Mutex::default());
-        Arc::new(Crowd { connections_max, exempt, start, state, left: Notify::new() })
+    pub(crate) fn new(listeners: &Arc<Listeners>, connections_max: usize, exempt: Exempt) -> Arc<Crowd> {
+        let (start, state, left) = (Instant::now(), Mutex::default(), Notify::new());
+        Arc::new(Crowd { listeners: Arc::clone(listeners), connections_max, exempt, start, state, left })
+    }
+
+    /// Lets connections of this listener yield to newcomers of the others.
+    pub(crate) fn share(self: &Arc<Crowd>) {
+        let mut crowds = self.listeners.crowds();
+        crowds.retain(|crowd| crowd.strong_count() > 0);
+        crowds.push(Arc::downgrade(self));
     }
 
     /// Gives `address` a place. `is_short` says that the process is short of descriptors, which
     /// makes the listener full.
     pub(crate) fn admit(self: &Arc<Crowd>, address: IpAddr, is_short: bool) -> Admission {
-        let now_ms = u64::try_from(self.start.elapsed().as_millis()).unwrap_or(u64::MAX);
-        self.admit_at(now_ms, address, is_short)
+        self.admit_at(self.now_ms(), address, is_short)
     }
 
     fn admit_at(self: &Arc<Crowd>, now_ms: u64, address: IpAddr, is_short: bool) -> Admission {
         let is_exempt = (self.exempt)(address);
         let address = network(address);
-        let mut state = self.state();
-        let count = state.guests.len();
+        let (count, held) = {
+            let state = self.state();
+            (state.guests.len(), state.per_address.get(&address).copied().unwrap_or(0))
+        };
         let share = (self.connections_max / 4).max(1);
-        let held = state.per_address.get(&address).copied().unwrap_or(0);
         let is_crowded = count * 4 >= self.connections_max * 3;
         if !is_exempt && is_crowded && held >= share {
-            if !state.evict(now_ms, Some(address)) {
+            if !self.evict(now_ms, Some(address)) {
                 return Admission::Refused;
             }
-        } else if (count >= self.connections_max || is_short) && !state.evict(now_ms, None) {
+        } else if count >= self.connections_max {
+            if !self.evict(now_ms, None) {
+                return Admission::Full;
+            }
+        } else if is_short && !self.listeners.make_room() {
             return Admission::Full;
         }
+        let mut state = self.state();
         let id = state.next;
         state.next += 1;
         let shared = Arc::new(Shared {
@@ -157,20 +202,22 @@ impl Crowd {
         });
         state.guests.insert(id, Arc::clone(&shared));
         *state.per_address.entry(address).or_default() += 1;
-        CONNECTIONS.fetch_add(1, Ordering::Relaxed);
+        self.listeners.open.fetch_add(1, Ordering::Relaxed);
         let seat = Seat { id, crowd: Arc::clone(self), shared };
         Admission::Admitted(Guest(Arc::new(seat)))
     }
 
-    /// Ends the connection that yields first.
-    pub(crate) fn make_room(&self) {
-        let now_ms = u64::try_from(self.start.elapsed().as_millis()).unwrap_or(u64::MAX);
-        self.state().evict(now_ms, None);
+    /// Ends the connection that yields first, of one address or of all. Reports whether there is
+    /// one.
+    fn evict(&self, now_ms: u64, only: Option<IpAddr>) -> bool {
+        let Some(guest) = self.state().evict(now_ms, only) else { return false };
+        self.listeners.closing.fetch_add(1, Ordering::Relaxed);
+        guest.evicted.notify_one();
+        true
     }
 
-    /// Number of connections that yielded and are still open.
-    pub(crate) fn closing(&self) -> usize {
-        self.state().closing
+    fn now_ms(&self) -> u64 {
+        u64::try_from(self.start.elapsed().as_millis()).unwrap_or(u64::MAX)
     }
 
     fn state(&self) -> MutexGuard<'_, State> {
@@ -179,20 +226,13 @@ impl Crowd {
 }
 
 impl State {
-    /// Ends the connection that yields first, of one address or of all. Reports whether there is
-    /// one.
-    fn evict(&mut self, now_ms: u64, only: Option<IpAddr>) -> bool {
+    /// Takes the place of the connection that yields first, of one address or of all.
+    fn evict(&mut self, now_ms: u64, only: Option<IpAddr>) -> Option<Arc<Shared>> {
         let candidates = self.guests.iter().filter(|(_, guest)| {
             guest.may_yield(now_ms) && only.is_none_or(|address| guest.address == address)
         });
-        let Some(id) = candidates.min_by_key(|(id, guest)| (guest.rank(), **id)).map(|(id, _)| *id) else {
-            return false;
-        };
-        if let Some(guest) = self.remove(id) {
-            guest.evicted.notify_one();
-            self.closing += 1;
-        }
-        true
+        let id = candidates.min_by_key(|(id, guest)| (guest.rank(), **id)).map(|(id, _)| *id)?;
+        self.remove(id)
     }
 
     fn remove(&mut self, id: u64) -> Option<Arc<Shared>> {
@@ -228,13 +268,16 @@ struct Seat {
 
 impl Drop for Seat {
     fn drop(&mut self) {
-        CONNECTIONS.fetch_sub(1, Ordering::Relaxed);
-        let mut state = self.crowd.state();
-        if state.remove(self.id).is_none() {
-            state.closing -= 1;
+        let (crowd, listeners) = (&self.crowd, &self.crowd.listeners);
+        listeners.open.fetch_sub(1, Ordering::Relaxed);
+        let has_yielded = crowd.state().remove(self.id).is_none();
+        crowd.left.notify_one();
+        if has_yielded {
+            listeners.closing.fetch_sub(1, Ordering::Relaxed);
+            // Perhaps to a newcomer of another listener.
+            let others: Vec<_> = listeners.crowds().iter().filter_map(Weak::upgrade).collect();
+            others.iter().for_each(|other| other.left.notify_one());
         }
-        drop(state);
-        self.crowd.left.notify_one();
     }
 }
 
@@ -337,7 +380,9 @@ mod tests {
     use super::*;
 
     fn crowd(connections_max: usize) -> Arc<Crowd> {
-        Crowd::new(connections_max, Arc::new(|address| address == addr(250)))
+        let crowd = Crowd::new(&Arc::default(), connections_max, Arc::new(|address| address == addr(250)));
+        crowd.share();
+        crowd
     }
 
     fn addr(last: u8) -> IpAddr {
@@ -448,6 +493,25 @@ mod tests {
         let silent = admit(&crowd, 0, 1);
         assert!(matches!(crowd.admit_at(1, addr(2), true), Admission::Admitted(_)));
         assert!(!is_there(&crowd, &silent));
+    }
+
+    #[test]
+    fn without_descriptors_the_fullest_listener_makes_room() {
+        let listeners: Arc<Listeners> = Arc::default();
+        assert!(!listeners.make_room());
+        let [few, many] = [0, 1].map(|_| Crowd::new(&listeners, 100, Arc::new(|_| false)));
+        [&few, &many].into_iter().for_each(Crowd::share);
+        let busy = admit(&many, 0, 1);
+        let work = busy.work();
+        let idle: Vec<Guest> = (2..5).map(|last| admit(&many, 0, last)).collect();
+        let alone = admit(&few, 0, 1);
+        let newcomers: Vec<_> = (10..13).map(|last| few.admit_at(1, addr(last), true)).collect();
+        assert!(newcomers.iter().all(|newcomer| matches!(newcomer, Admission::Admitted(_))));
+        assert_eq!((listeners.open(), listeners.closing()), (8, 3));
+        assert!(!is_there(&few, &alone), "it holds more connections by the third");
+        assert!(is_there(&many, &busy));
+        drop((work, idle, alone));
+        assert_eq!((listeners.open(), listeners.closing()), (4, 0));
     }
 
     #[test]

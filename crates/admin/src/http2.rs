@@ -560,7 +560,7 @@ mod tests {
     #[tokio::test]
     async fn without_places_a_connection_has_few_streams_and_others_are_refused() {
         let (client, server) = duplex(64 << 10);
-        let crowd = Crowd::new(1, no_exemptions());
+        let crowd = Crowd::new(&Arc::default(), 1, no_exemptions());
         let Admission::Admitted(guest) = crowd.admit([192, 0, 2, 1].into(), false) else {
             panic!("there is room");
         };

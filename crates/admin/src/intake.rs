@@ -14,7 +14,7 @@ use tokio::task::JoinSet;
 use tokio_rustls::TlsAcceptor;
 use tokio_rustls::server::TlsStream;
 
-use crate::crowd::{self, Admission, Crowd, Exempt, Guest};
+use crate::crowd::{Admission, Crowd, Exempt, Guest, PROCESS};
 
 /// Time for a TLS handshake.
 const HANDSHAKE_TIMEOUT: Duration = Duration::from_secs(10);
@@ -25,8 +25,8 @@ const BACKLOG: i32 = 4_096;
 /// Pause before a listener that is full, or out of descriptors, looks again for a connection that
 /// yields.
 const LOOK_AGAIN: Duration = Duration::from_millis(50);
-/// Connections of a listener that have yielded and are not closed yet, beyond which it accepts no
-/// further ones.
+/// Connections of the process that have yielded and are not closed yet, beyond which no listener
+/// accepts further ones.
 const CLOSING_MAX: usize = 8;
 /// Descriptors that listeners for strangers leave to health, admin and files.
 const DESCRIPTORS_RESERVED: u64 = 128;
@@ -145,11 +145,14 @@ impl Intake {
             true => self.connections_max.min(descriptors_for_strangers()),
             false => self.connections_max,
         };
-        let crowd = Crowd::new(places, Arc::clone(&self.exempt));
+        let crowd = Crowd::new(&PROCESS, places, Arc::clone(&self.exempt));
+        if self.is_for_strangers {
+            crowd.share();
+        }
         let mut tasks = JoinSet::new();
         loop {
             // A burst would take descriptors faster than those that yield to it give theirs back.
-            while crowd.closing() >= CLOSING_MAX {
+            while PROCESS.closing() >= CLOSING_MAX {
                 if !look_again(&crowd, &mut tasks, &mut shutdown).await {
                     return;
                 }
@@ -164,7 +167,7 @@ impl Intake {
                 Err(error) => {
                     tracing::warn!(%error, "{} listener cannot accept", self.owner);
                     // Without a descriptor the newcomer cannot even be seen.
-                    crowd.make_room();
+                    PROCESS.make_room();
                     if !look_again(&crowd, &mut tasks, &mut shutdown).await {
                         return;
                     }
@@ -215,7 +218,7 @@ async fn look_again(crowd: &Crowd, tasks: &mut JoinSet<()>, shutdown: &mut Shutd
 /// the lowest free one.
 fn is_short_of_descriptors(newest: &TcpStream) -> bool {
     let newest = usize::try_from(newest.as_raw_fd()).unwrap_or(0);
-    newest.max(crowd::connections()) >= descriptors_for_strangers()
+    newest.max(PROCESS.open()) >= descriptors_for_strangers()
 }
 
 /// Descriptors that connections of strangers may take.

@@ -273,7 +273,7 @@ mod tests {
 
     fn client(times: Times) -> DuplexStream {
         let (client, server) = duplex(64 * 1024);
-        let crowd = Crowd::new(1, no_exemptions());
+        let crowd = Crowd::new(&Arc::default(), 1, no_exemptions());
         let Admission::Admitted(guest) = crowd.admit([192, 0, 2, 1].into(), false) else {
             panic!("there is room");
         };

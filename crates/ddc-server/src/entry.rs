@@ -81,7 +81,7 @@ pub(crate) fn ref_name(namespace: &Namespace, bucket: &str, name: &[u8]) -> RefN
 }
 
 /// A SHA-256, which names content.
-#[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
+#[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub(crate) struct Sha256(pub(crate) [u8; 32]);
 
 /// SHA-256 of no bytes.
@@ -101,6 +101,12 @@ impl Sha256 {
             *byte = u8::from_str_radix(&digits[2 * at..2 * at + 2], 16).ok()?;
         }
         Some(Sha256(bytes))
+    }
+
+    /// The hash of `bytes`.
+    pub(crate) fn of(bytes: &[u8]) -> Sha256 {
+        let digest = ring::digest::digest(&ring::digest::SHA256, bytes);
+        Sha256(digest.as_ref().try_into().expect("SHA-256 has 32 bytes"))
     }
 
     /// Reports whether this names no bytes. Clients do not upload those.

@@ -156,14 +156,12 @@ impl<S: Wire> Connection<S> {
             } else if self.buf[seen..].contains(&b'\n') {
                 // Only the end of a line can end a head.
                 match head.read(&self.buf) {
-                    Ok(Some(_)) if pages.get().is_some() && Pages::has(&head.path) => {
-                        return Ok(Next::Page);
-                    }
-                    Ok(Some(len)) => {
-                        self.buf.advance(len);
+                    Ok(true) if pages.get().is_some() && Pages::has(&head.path) => return Ok(Next::Page),
+                    Ok(true) => {
+                        self.buf.advance(head.len);
                         return Ok(Next::Exchange);
                     }
-                    Ok(None) => {}
+                    Ok(false) => {}
                     Err((status, why)) => return Ok(Next::Refuse(status, why)),
                 }
             }
@@ -222,6 +220,10 @@ impl<S: Wire> Connection<S> {
         };
         self.work = None;
         self.spare = BytesMut::new();
+        if head.len > HEAD_ROOM || head.left.is_chunked() {
+            // Memory for an unusual request, which the next one does not need.
+            self.buf = BytesMut::from(&self.buf[..]);
+        }
         let mut keep = head.keep_alive;
         // A client that waits for permission to send a body, and gets an answer instead, may send
         // it or not. After a malformed chunk the start of the next request is unknown.

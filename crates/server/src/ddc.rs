@@ -83,13 +83,12 @@ impl fmt::Debug for Cache {
 }
 
 /// Reports whether metrics and console are served at `ddc.addr`: as the settings say, or because
-/// the process is nothing but a cache.
+/// the command is for nothing but a cache.
 pub(crate) fn has_pages(settings: &Settings) -> bool {
     let (ddc, http, only) = (&settings.ddc.addr, &settings.http.addr, &settings.server.only);
-    let is_alone = http.is_empty() && only.iter().eq([services::DDC]);
     // The system chooses a port for each.
     let is_same = ddc == http && !ddc.ends_with(":0");
-    services::is_selected(only, services::DDC) && !ddc.is_empty() && (is_same || is_alone)
+    services::is_selected(only, services::DDC) && !ddc.is_empty() && (is_same || settings.has_pages_at_cache)
 }
 
 /// Returns whether the settings give this process a cache.

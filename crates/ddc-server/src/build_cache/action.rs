@@ -1,6 +1,8 @@
 //! Results of actions as Bazel writes them (`build.bazel.remote.execution.v2`), as far as they name
 //! blobs.
 
+use std::collections::HashSet;
+
 use crate::entry::Sha256;
 
 /// Name of a content.
@@ -40,19 +42,24 @@ pub(super) fn read_result(bytes: &[u8]) -> Option<ActionResult> {
     Some(result)
 }
 
-/// Reads the files of a `Tree`; `None` if `bytes` are something else.
+/// Reads which blobs a `Tree` names: the files of its directories, and directories that it does not
+/// hold; `None` if `bytes` are something else.
 pub(super) fn read_tree(bytes: &[u8]) -> Option<Vec<Digest>> {
-    let mut files = Vec::new();
+    let (mut named, mut directories, mut held) = (Vec::new(), Vec::new(), HashSet::new());
     for (number, value) in fields(bytes)? {
         // The root and all other directories.
         let (1 | 2, Wire::Bytes(directory)) = (number, value) else { continue };
-        for (number, value) in fields(directory)? {
-            if let (1, Wire::Bytes(file)) = (number, value) {
-                files.extend(digests(file, &[2])?);
+        held.insert(Sha256::of(directory));
+        for field in fields(directory)? {
+            match field {
+                (1, Wire::Bytes(file)) => named.extend(digests(file, &[2])?),
+                (2, Wire::Bytes(directory)) => directories.extend(digests(directory, &[2])?),
+                _ => {}
             }
         }
     }
-    Some(files)
+    named.extend(directories.into_iter().filter(|directory| !held.contains(&directory.sha)));
+    Some(named)
 }
 
 /// The digests in some fields of a message.
@@ -177,6 +184,20 @@ mod tests {
         let tree = message(&[(1, &directory(&first.1)), (2, &directory(&second.1))]);
         assert_eq!(read_tree(&tree), Some(vec![first.0, second.0]));
         assert_eq!(read_tree(b"\x0a\x05no"), None);
+    }
+
+    #[test]
+    fn a_tree_names_directories_that_it_does_not_hold() {
+        let child = message(&[(1, &message(&[(1, b"f"), (2, &digest("a").1)]))]);
+        let node = |sha: Sha256| {
+            let name = message(&[(1, sha.to_string().as_bytes())]);
+            message(&[(2, &message(&[(1, b"d"), (2, &name)]))])
+        };
+        let root = node(Sha256::of(&child));
+        let tree = message(&[(1, &root), (2, &child)]);
+        assert_eq!(read_tree(&tree), Some(vec![digest("a").0]));
+        let without = Digest { sha: Sha256::of(&child), size: 0 };
+        assert_eq!(read_tree(&message(&[(1, &root)])), Some(vec![without]));
     }
 
     #[test]

@@ -56,6 +56,11 @@ impl Left {
         Left { framing: Framing::ChunkSize, awaited, is_large: true }
     }
 
+    /// Reports whether a body is chunked of which nothing was read yet.
+    pub(super) fn is_chunked(&self) -> bool {
+        self.framing == Framing::ChunkSize
+    }
+
     pub(super) fn is_done(&self) -> bool {
         self.framing == Framing::Length(0)
     }

@@ -29,6 +29,8 @@ pub(super) struct Head {
     pub(super) keep_alive: bool,
     /// The 0 or 1 of HTTP/1.0 or HTTP/1.1.
     pub(super) minor: u8,
+    /// Bytes of it.
+    pub(super) len: usize,
 }
 
 type Refusal = (StatusCode, &'static str);
@@ -44,6 +46,7 @@ impl Head {
             left: Left::NOTHING,
             keep_alive: false,
             minor: 1,
+            len: 0,
         }
     }
 
@@ -59,14 +62,14 @@ impl Head {
         }
     }
 
-    /// Reads a head in place of one that was [cleared](Head::clear), and tells its length; `None`
-    /// while there is more to come.
-    pub(super) fn read(&mut self, bytes: &[u8]) -> Result<Option<usize>, Refusal> {
+    /// Reads a head in place of one that was [cleared](Head::clear). Reports whether it is whole.
+    pub(super) fn read(&mut self, bytes: &[u8]) -> Result<bool, Refusal> {
         let mut fields = [const { MaybeUninit::uninit() }; HEADERS_MAX];
         let mut request = httparse::Request::new(&mut []);
         let len = match request.parse_with_uninit_headers(bytes, &mut fields) {
-            Ok(httparse::Status::Complete(len)) => len,
-            Ok(httparse::Status::Partial) => return Ok(None),
+            Ok(httparse::Status::Complete(len)) if len <= BYTES_MAX => len,
+            Ok(httparse::Status::Partial) if bytes.len() < BYTES_MAX => return Ok(false),
+            Ok(_) => return Err((StatusCode::REQUEST_HEADER_FIELDS_TOO_LARGE, "the head is too long")),
             Err(httparse::Error::TooManyHeaders) => {
                 return Err((StatusCode::REQUEST_HEADER_FIELDS_TOO_LARGE, "there are too many headers"));
             }
@@ -121,10 +124,11 @@ impl Head {
         }
         self.keep_alive = if minor == 0 { keeps } else { !closes };
         self.minor = minor;
+        self.len = len;
         self.method = Method::from_bytes(method.as_bytes()).map_err(|_| bad("this is no HTTP request"))?;
         self.path.push_str(path);
         self.query.push_str(query);
-        Ok(Some(len))
+        Ok(true)
     }
 }
 
@@ -266,11 +270,11 @@ mod tests {
     fn parse(text: &str) -> Result<Head, u16> {
         let mut head = Head::new();
         match head.read(text.as_bytes()) {
-            Ok(Some(len)) => {
-                assert_eq!(len, text.len(), "{text}");
+            Ok(true) => {
+                assert_eq!(head.len, text.len(), "{text}");
                 Ok(head)
             }
-            Ok(None) => panic!("not complete: {text}"),
+            Ok(false) => panic!("not complete: {text}"),
             Err((status, _)) => Err(status.as_u16()),
         }
     }
@@ -291,7 +295,7 @@ mod tests {
         assert_eq!(parse("GET HTTP://h?q HTTP/1.1\r\nHost: x\r\n\r\n").expect("valid").path, "/");
         assert!(!parse("GET / HTTP/1.0\r\n\r\n").expect("valid").keep_alive);
         assert!(parse("GET / HTTP/1.0\r\nConnection: keep-alive\r\n\r\n").expect("valid").keep_alive);
-        assert!(matches!(Head::new().read(b"GET / HTTP/1.1\r\nHost: x\r\n"), Ok(None)));
+        assert!(matches!(Head::new().read(b"GET / HTTP/1.1\r\nHost: x\r\n"), Ok(false)));
     }
 
     #[test]
@@ -306,7 +310,7 @@ mod tests {
         ];
         let mut kept = Head::new();
         for text in heads {
-            assert_eq!(kept.read(text.as_bytes()), Ok(Some(text.len())));
+            assert_eq!(kept.read(text.as_bytes()), Ok(true));
             let new = parse(text).expect("valid");
             assert_eq!(format!("{kept:?}"), format!("{new:?}"));
             kept.clear();
@@ -374,6 +378,10 @@ mod tests {
             let text = format!("GET / HTTP/1.1\r\nHost: {host}\r\n\r\n");
             assert_eq!(parse(&text).map(|_| ()), expected, "{text:?}");
         }
+        let long = |len: usize| format!("GET /{} HTTP/1.1\r\nHost: x\r\n\r\n", "a".repeat(len - 27));
+        assert_eq!(parse(&long(BYTES_MAX)).map(|head| head.len), Ok(BYTES_MAX));
+        assert_eq!(parse(&long(BYTES_MAX + 1)).map(|_| ()), Err(431));
+        assert_eq!(Head::new().read(&[b'a'; BYTES_MAX]).map_err(|refusal| refusal.0.as_u16()), Err(431));
         let many = format!("GET / HTTP/1.1\r\n{}\r\n", "a: b\r\n".repeat(65));
         assert_eq!(parse(&many).map(|_| ()), Err(431));
     }

@@ -738,7 +738,8 @@ section! {
         /// Open connections to each listener, but no more than the process has descriptors, less
         /// 128. When it is full, a connection that makes no progress yields to a new one: first
         /// those that never completed a request, then the longest idle. Above three quarters one
-        /// address holds at most a quarter.
+        /// address holds at most a quarter. A process that is short of descriptors ends connections
+        /// of its fullest HTTP listener.
         connections_max: usize = 10_000, int(1, 65_536), "connections";
         /// Addresses and ranges (`10.0.0.0/8`) of proxies in front of the cache, which may hold
         /// any number of its connections.
@@ -990,6 +991,9 @@ pub struct Settings {
     pub cluster: Cluster,
     /// `[http]`
     pub http: Http,
+    /// The command has no listener for `[http]` unless it is given an address: the cache's serves its
+    /// pages.
+    pub has_pages_at_cache: bool,
     /// `[metrics]`
     pub metrics: Metrics,
     /// `[log]`
@@ -1024,6 +1028,7 @@ impl Settings {
             matcher: Matcher::read(values, "matcher"),
             cluster: Cluster::read(values, "cluster"),
             http: Http::read(values, "http"),
+            has_pages_at_cache: false,
             metrics: Metrics::read(values, "metrics"),
             log: Log::read(values, "log"),
         }

@@ -110,6 +110,8 @@ impl Loader {
         let Layers { values, origins, classes, mut problems, warnings } = layers;
         let mut settings = Settings::read(&values);
         settings.classes = classes.iter().map(|class| Class::read(&values, &class.values)).collect();
+        settings.has_pages_at_cache =
+            settings.http.addr.is_empty() && matches!(origins.get("http.addr"), Some(Origin::Command(_)));
         let file = self.file.clone();
         let config = Config { settings, values, origins, classes, warnings, file, loader: self };
         problems.extend(check::check(&config).into_iter().map(|problem| with_line(problem, &files)));

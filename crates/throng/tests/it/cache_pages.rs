@@ -4,6 +4,7 @@ use crate::process;
 
 use std::io::{Read as _, Write as _};
 use std::net::TcpStream;
+use std::process::Command;
 use std::time::Duration;
 
 use process::{Process, up};
@@ -61,6 +62,28 @@ fn a_cache_with_an_address_of_its_own_has_metrics_and_console_at_the_other() {
     assert_eq!(ask(&http, "GET", "/console/", "", b"").0, 200);
     for addr in [cache, http] {
         assert_eq!(ask(&addr, "GET", "/health/ready", "", b"").0, 200, "{addr}");
+    }
+}
+
+#[test]
+fn a_cache_whose_admin_address_is_empty_has_neither_metrics_nor_console() {
+    let folder = tempfile::tempdir().expect("a temporary folder");
+    let mut command = Command::new(env!("CARGO_BIN_EXE_throng"));
+    command.current_dir(folder.path()).args([
+        "up",
+        "--only",
+        "ddc",
+        "--data",
+        "d",
+        "--ddc.addr",
+        "127.0.0.1:0",
+        "--http.addr",
+        "",
+    ]);
+    let (_process, said) = Process::ready(&mut command);
+    let addr = address(&said, "cache");
+    for (path, status) in [("/health/ready", 200), ("/metrics", 404), ("/console/", 404)] {
+        assert_eq!(ask(&addr, "GET", path, "", b"").0, status, "{path}");
     }
 }
 
