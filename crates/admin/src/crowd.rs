@@ -13,7 +13,7 @@ use std::collections::HashMap;
 use std::fmt;
 use std::net::{IpAddr, Ipv6Addr};
 use std::sync::atomic::{AtomicBool, AtomicU64, AtomicUsize, Ordering};
-use std::sync::{Arc, LazyLock, Mutex, MutexGuard, PoisonError, Weak};
+use std::sync::{Arc, LazyLock, Mutex, MutexGuard, OnceLock, PoisonError, Weak};
 use std::time::{Duration, Instant};
 
 use tokio::sync::Notify;
@@ -33,8 +33,6 @@ pub(crate) static PROCESS: LazyLock<Arc<Listeners>> = LazyLock::new(Arc::default
 pub(crate) struct Listeners {
     /// Connections whose descriptors are open.
     open: AtomicUsize,
-    /// Those among them that have yielded: their tasks have not seen it yet.
-    closing: AtomicUsize,
     /// Listeners whose connections yield to newcomers of any of them.
     crowds: Mutex<Vec<Weak<Crowd>>>,
 }
@@ -45,17 +43,12 @@ impl Listeners {
         self.open.load(Ordering::Relaxed)
     }
 
-    /// Number of connections that have yielded and are not closed yet.
-    pub(crate) fn closing(&self) -> usize {
-        self.closing.load(Ordering::Relaxed)
-    }
-
-    /// Ends the connection that yields first on the fullest listener where one does. Reports
-    /// whether there is one.
-    pub(crate) fn make_room(&self) -> bool {
-        let mut crowds: Vec<_> = self.crowds().iter().filter_map(Weak::upgrade).collect();
-        crowds.sort_by_cached_key(|crowd| Reverse(crowd.state().guests.len()));
-        crowds.iter().any(|crowd| crowd.evict(crowd.now_ms(), None))
+    /// Ends the connection that yields first on the fullest listener where one does, for a newcomer
+    /// of `crowd`. Reports whether there is one.
+    fn make_room(&self, crowd: &Arc<Crowd>) -> bool {
+        let mut all: Vec<_> = self.crowds().iter().filter_map(Weak::upgrade).collect();
+        all.sort_by_cached_key(|each| Reverse(each.state().guests.len()));
+        all.iter().any(|each| each.evict(each.now_ms(), None, crowd))
     }
 
     fn crowds(&self) -> MutexGuard<'_, Vec<Weak<Crowd>>> {
@@ -73,7 +66,10 @@ pub(crate) struct Crowd {
     exempt: Exempt,
     start: Instant,
     state: Mutex<State>,
-    /// Notified when a connection ends.
+    /// Connections that have yielded to newcomers of this listener and still hold their
+    /// descriptors: their tasks have not seen it yet.
+    closing: AtomicUsize,
+    /// Notified when a connection of this listener ends, or one that has yielded to it.
     pub(crate) left: Notify,
 }
 
@@ -100,6 +96,8 @@ struct Shared {
     /// Requests that the server works on.
     working: AtomicUsize,
     evicted: Notify,
+    /// Listener to whose newcomer it has yielded.
+    yielded_to: OnceLock<Arc<Crowd>>,
 }
 
 impl Shared {
@@ -150,8 +148,15 @@ pub(crate) enum Admission {
 
 impl Crowd {
     pub(crate) fn new(listeners: &Arc<Listeners>, connections_max: usize, exempt: Exempt) -> Arc<Crowd> {
-        let (start, state, left) = (Instant::now(), Mutex::default(), Notify::new());
-        Arc::new(Crowd { listeners: Arc::clone(listeners), connections_max, exempt, start, state, left })
+        Arc::new(Crowd {
+            listeners: Arc::clone(listeners),
+            connections_max,
+            exempt,
+            start: Instant::now(),
+            state: Mutex::default(),
+            closing: AtomicUsize::new(0),
+            left: Notify::new(),
+        })
     }
 
     /// Lets connections of this listener yield to newcomers of the others.
@@ -177,14 +182,14 @@ impl Crowd {
         let share = (self.connections_max / 4).max(1);
         let is_crowded = count * 4 >= self.connections_max * 3;
         if !is_exempt && is_crowded && held >= share {
-            if !self.evict(now_ms, Some(address)) {
+            if !self.evict(now_ms, Some(address), self) {
                 return Admission::Refused;
             }
         } else if count >= self.connections_max {
-            if !self.evict(now_ms, None) {
+            if !self.evict(now_ms, None, self) {
                 return Admission::Full;
             }
-        } else if is_short && !self.listeners.make_room() {
+        } else if is_short && !self.make_room() {
             return Admission::Full;
         }
         let mut state = self.state();
@@ -199,6 +204,7 @@ impl Crowd {
             has_completed: AtomicBool::new(false),
             working: AtomicUsize::new(0),
             evicted: Notify::new(),
+            yielded_to: OnceLock::new(),
         });
         state.guests.insert(id, Arc::clone(&shared));
         *state.per_address.entry(address).or_default() += 1;
@@ -207,11 +213,25 @@ impl Crowd {
         Admission::Admitted(Guest(Arc::new(seat)))
     }
 
-    /// Ends the connection that yields first, of one address or of all. Reports whether there is
-    /// one.
-    fn evict(&self, now_ms: u64, only: Option<IpAddr>) -> bool {
-        let Some(guest) = self.state().evict(now_ms, only) else { return false };
-        self.listeners.closing.fetch_add(1, Ordering::Relaxed);
+    /// Ends a connection of any listener for a newcomer of this one. Reports whether one yields.
+    pub(crate) fn make_room(self: &Arc<Crowd>) -> bool {
+        self.listeners.make_room(self)
+    }
+
+    /// Number of connections that have yielded to this listener and are not closed yet.
+    pub(crate) fn closing(&self) -> usize {
+        self.closing.load(Ordering::Relaxed)
+    }
+
+    /// Ends the connection that yields first, of one address or of all, for a newcomer of another
+    /// listener or this one. Reports whether there is one.
+    fn evict(&self, now_ms: u64, only: Option<IpAddr>, newcomer: &Arc<Crowd>) -> bool {
+        let mut state = self.state();
+        let Some(guest) = state.evict(now_ms, only) else { return false };
+        // Before its end, which needs the lock as well, asks for it.
+        newcomer.closing.fetch_add(1, Ordering::Relaxed);
+        let _ = guest.yielded_to.set(Arc::clone(newcomer));
+        drop(state);
         guest.evicted.notify_one();
         true
     }
@@ -268,15 +288,12 @@ struct Seat {
 
 impl Drop for Seat {
     fn drop(&mut self) {
-        let (crowd, listeners) = (&self.crowd, &self.crowd.listeners);
-        listeners.open.fetch_sub(1, Ordering::Relaxed);
-        let has_yielded = crowd.state().remove(self.id).is_none();
-        crowd.left.notify_one();
-        if has_yielded {
-            listeners.closing.fetch_sub(1, Ordering::Relaxed);
-            // Perhaps to a newcomer of another listener.
-            let others: Vec<_> = listeners.crowds().iter().filter_map(Weak::upgrade).collect();
-            others.iter().for_each(|other| other.left.notify_one());
+        self.crowd.listeners.open.fetch_sub(1, Ordering::Relaxed);
+        self.crowd.state().remove(self.id);
+        self.crowd.left.notify_one();
+        if let Some(newcomer) = self.shared.yielded_to.get() {
+            newcomer.closing.fetch_sub(1, Ordering::Relaxed);
+            newcomer.left.notify_one();
         }
     }
 }
@@ -498,20 +515,20 @@ mod tests {
     #[test]
     fn without_descriptors_the_fullest_listener_makes_room() {
         let listeners: Arc<Listeners> = Arc::default();
-        assert!(!listeners.make_room());
         let [few, many] = [0, 1].map(|_| Crowd::new(&listeners, 100, Arc::new(|_| false)));
         [&few, &many].into_iter().for_each(Crowd::share);
+        assert!(!few.make_room());
         let busy = admit(&many, 0, 1);
         let work = busy.work();
         let idle: Vec<Guest> = (2..5).map(|last| admit(&many, 0, last)).collect();
         let alone = admit(&few, 0, 1);
         let newcomers: Vec<_> = (10..13).map(|last| few.admit_at(1, addr(last), true)).collect();
         assert!(newcomers.iter().all(|newcomer| matches!(newcomer, Admission::Admitted(_))));
-        assert_eq!((listeners.open(), listeners.closing()), (8, 3));
+        assert_eq!((listeners.open(), few.closing(), many.closing()), (8, 3, 0));
         assert!(!is_there(&few, &alone), "it holds more connections by the third");
         assert!(is_there(&many, &busy));
         drop((work, idle, alone));
-        assert_eq!((listeners.open(), listeners.closing()), (4, 0));
+        assert_eq!((listeners.open(), few.closing()), (4, 0));
     }
 
     #[test]

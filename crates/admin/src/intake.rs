@@ -25,8 +25,8 @@ const BACKLOG: i32 = 4_096;
 /// Pause before a listener that is full, or out of descriptors, looks again for a connection that
 /// yields.
 const LOOK_AGAIN: Duration = Duration::from_millis(50);
-/// Connections of the process that have yielded and are not closed yet, beyond which no listener
-/// accepts further ones.
+/// Connections that have yielded to newcomers of a listener and are not closed yet, beyond which it
+/// accepts no further ones.
 const CLOSING_MAX: usize = 8;
 /// Descriptors that listeners for strangers leave to health, admin and files.
 const DESCRIPTORS_RESERVED: u64 = 128;
@@ -152,7 +152,7 @@ impl Intake {
         let mut tasks = JoinSet::new();
         loop {
             // A burst would take descriptors faster than those that yield to it give theirs back.
-            while PROCESS.closing() >= CLOSING_MAX {
+            while crowd.closing() >= CLOSING_MAX {
                 if !look_again(&crowd, &mut tasks, &mut shutdown).await {
                     return;
                 }
@@ -167,7 +167,7 @@ impl Intake {
                 Err(error) => {
                     tracing::warn!(%error, "{} listener cannot accept", self.owner);
                     // Without a descriptor the newcomer cannot even be seen.
-                    PROCESS.make_room();
+                    crowd.make_room();
                     if !look_again(&crowd, &mut tasks, &mut shutdown).await {
                         return;
                     }
