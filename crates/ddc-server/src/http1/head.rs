@@ -12,8 +12,7 @@ pub(super) const BYTES_MAX: usize = 16 << 10;
 /// Most headers.
 const HEADERS_MAX: usize = 64;
 
-/// Headers and bytes of a path or query beyond which a connection does not keep the memory of a head
-/// for the next one.
+/// Headers and bytes of a path or query whose memory a connection keeps for its next head, at most.
 const HEADERS_KEPT: usize = 24;
 const TARGET_BYTES_KEPT: usize = 512;
 
