@@ -8,7 +8,7 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use bytes::Bytes;
-use http_body_util::{BodyExt as _, Either, Full, Limited};
+use http_body_util::{BodyExt as _, Either, Full};
 use hyper::body::{Body, Incoming};
 use hyper::service::service_fn;
 use hyper::{HeaderMap, Method as Verb, Request, Response, StatusCode, header};
@@ -23,7 +23,7 @@ use throng_wire::matcher::{
 };
 use tokio::io::{AsyncRead, AsyncWrite};
 use tokio::net::TcpListener;
-use tokio::sync::Semaphore;
+use tokio::sync::{Semaphore, SemaphorePermit};
 
 use crate::notify::{self, Events};
 use crate::service::Handle;
@@ -37,6 +37,8 @@ const HEAD_TIMEOUT: Duration = Duration::from_secs(75);
 const ANSWER_TIMEOUT: Duration = Duration::from_secs(5);
 /// Requests of one HTTP/2 connection at a time.
 const STREAMS_MAX: u32 = 256;
+/// Bytes of each body for which no memory is asked: most requests have fewer.
+const BODY_FREE_BYTES: usize = 16 << 10;
 
 pub(crate) type Answer = Response<Either<Full<Bytes>, Events>>;
 
@@ -47,8 +49,8 @@ pub struct HttpOptions {
     pub tokens: Tokens,
     /// Connections at a time. With more, those that make no progress yield.
     pub connections_max: usize,
-    /// Requests whose bodies are in memory at a time, at most 1 MiB each; more are answered with
-    /// `OVERLOADED`.
+    /// Requests at a time whose bodies are complete, at most 1 MiB each; more are answered with
+    /// `OVERLOADED`. Bodies on their way share as much memory, beyond 16 KiB each.
     pub requests_max: usize,
     /// TLS, if it is wanted. Offers HTTP/2 if its configuration lists `h2`.
     pub tls: Option<Tls>,
@@ -58,6 +60,8 @@ struct Shared {
     handle: Handle,
     tokens: Tokens,
     requests: Semaphore,
+    /// KiB of bodies that are not complete, beyond [`BODY_FREE_BYTES`] of each.
+    bodies: Semaphore,
     listener: SocketAddr,
 }
 
@@ -85,6 +89,7 @@ fn serve_until<'a>(
         handle,
         tokens: options.tokens,
         requests: Semaphore::new(options.requests_max),
+        bodies: Semaphore::new(options.requests_max * (FRAME_BODY_BYTES_MAX >> 10)),
         listener: listener.local_addr()?,
     });
     let intake = Intake {
@@ -166,11 +171,12 @@ where
     if request.method() != Verb::POST {
         return Err(refusal(Status::UnknownMethod, "methods are called with POST"));
     }
+    let key = named(request.headers(), "idempotency-key")?.map(request_key);
+    let (body, _held) = read(request, &shared.bodies).await?;
+    // The client decides when its body is complete, and takes no slot before.
     let Ok(_slot) = shared.requests.try_acquire() else {
         return Err(refusal(Status::Overloaded, "too many requests at a time; try again"));
     };
-    let key = named(request.headers(), "idempotency-key")?.map(request_key);
-    let body = read(request).await?;
     let mut encoded = Vec::with_capacity(body.len());
     if !body.is_empty() {
         json::encode(method.request, &body, &mut encoded).map_err(|why| refusal(Status::Invalid, why))?;
@@ -226,21 +232,44 @@ fn authorise(shared: &Shared, token: &str, srv: &str) -> Result<Scope, Refusal> 
     })
 }
 
-async fn read<B>(request: Request<B>) -> Result<Bytes, Refusal>
+/// Reads a body, with the memory for it beyond [`BODY_FREE_BYTES`].
+async fn read<B>(
+    request: Request<B>,
+    bodies: &Semaphore,
+) -> Result<(Vec<u8>, Option<SemaphorePermit<'_>>), Refusal>
 where
     B: Body<Data = Bytes, Error = io::Error>,
 {
-    let error = match Limited::new(request.into_body(), FRAME_BODY_BYTES_MAX).collect().await {
-        Ok(body) => return Ok(body.to_bytes()),
-        Err(error) => error,
+    let (mut whole, mut held) = (Vec::new(), None::<SemaphorePermit<'_>>);
+    let mut body = std::pin::pin!(request.into_body());
+    let error = loop {
+        let data = match body.frame().await {
+            None => return Ok((whole, held)),
+            Some(Ok(frame)) => frame.into_data().unwrap_or_default(),
+            Some(Err(error)) => break error,
+        };
+        let len = whole.len() + data.len();
+        if len > FRAME_BODY_BYTES_MAX {
+            let why = format!("the body is longer than {FRAME_BODY_BYTES_MAX} bytes; send less at a time");
+            return Err(refusal(Status::TooLarge, why));
+        }
+        let wanted = len.saturating_sub(BODY_FREE_BYTES).div_ceil(1 << 10);
+        let lacking = wanted.saturating_sub(held.as_ref().map_or(0, SemaphorePermit::num_permits));
+        if lacking > 0 {
+            let Ok(more) = bodies.try_acquire_many(lacking as u32) else {
+                return Err(refusal(
+                    Status::Overloaded,
+                    "other requests hold the memory for bodies; try again",
+                ));
+            };
+            match &mut held {
+                Some(held) => held.merge(more),
+                None => held = Some(more),
+            }
+        }
+        whole.extend_from_slice(&data);
     };
-    if error.is::<http_body_util::LengthLimitError>() {
-        let why = format!("the body is longer than {FRAME_BODY_BYTES_MAX} bytes; send less at a time");
-        return Err(refusal(Status::TooLarge, why));
-    }
-    let is_late =
-        error.downcast_ref().is_some_and(|error: &io::Error| error.kind() == io::ErrorKind::TimedOut);
-    Err(match is_late {
+    Err(match error.kind() == io::ErrorKind::TimedOut {
         true => refusal(Status::Timeout, "the body did not arrive in time; nothing was done"),
         false => refusal(Status::Invalid, "the body ended early"),
     })

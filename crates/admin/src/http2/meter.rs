@@ -16,7 +16,8 @@ use crate::crowd::{Guest, Pace};
 
 /// Bytes of the preface, which precedes the first frame.
 const PREFACE_BYTES: usize = 24;
-/// Payloads below this size make a DATA frame cost more than it brings.
+/// Payloads below this size make a DATA frame cost more than it brings. A client that sends lines
+/// as they come sends such frames.
 const SMALL_DATA_BYTES: usize = 256;
 
 /// Reports from a [`Metered`] stream to the connection over it.
@@ -66,9 +67,11 @@ struct Frames {
     skip: usize,
     head: [u8; 9],
     head_len: usize,
-    /// PING, SETTINGS, PRIORITY, CONTINUATION, small DATA and unknown frames. An editor sends a
+    /// PING, SETTINGS, PRIORITY, CONTINUATION, empty DATA and unknown frames. An editor sends a
     /// dozen of them in a session.
     control: Bucket,
+    /// DATA with few bytes.
+    small_data: Bucket,
     /// RST_STREAM. An editor may cancel all its requests at once.
     resets: Bucket,
     /// WINDOW_UPDATE: as many as the bytes sent need, which are two for each frame of 16 KiB at
@@ -83,6 +86,7 @@ impl Frames {
             head: [0; 9],
             head_len: 0,
             control: Bucket::new(1_024.0, 50.0, now),
+            small_data: Bucket::new(16_384.0, 10_000.0, now),
             resets: Bucket::new(1_024.0, 50.0, now),
             updates: Bucket::new(8_192.0, 100.0, now),
         }
@@ -118,6 +122,7 @@ impl Frames {
         match kind {
             // The last frame of a body, and frames that carry something.
             0 if is_flagged || self.skip >= SMALL_DATA_BYTES => true,
+            0 if self.skip > 0 => self.small_data.take(now),
             // HEADERS begin a request, which streams and answers limit.
             1 => true,
             3 => self.resets.take(now),
@@ -277,11 +282,13 @@ mod tests {
     #[test]
     fn frames_that_bring_nothing_have_a_budget() {
         for (kind, flags, payload) in
-            [(6, 0, 8), (4, 0, 6), (2, 0, 5), (3, 0, 4), (0, 0, 1), (9, 0, 1), (99, 0, 0)]
+            [(6, 0, 8), (4, 0, 6), (2, 0, 5), (3, 0, 4), (0, 0, 0), (9, 0, 1), (99, 0, 0)]
         {
             assert_eq!(burst(kind, flags, payload), Some(1_024), "type {kind}");
         }
         assert_eq!(burst(8, 0, 4), Some(8_192));
+        // Lines of an upload, each sent as it comes.
+        assert_eq!((burst(0, 0, 1), burst(0, 0, 255)), (Some(16_384), Some(16_384)));
         for (kind, flags, payload) in [(1, 4, 20), (0, 0, 256), (0, 1, 0), (4, 1, 0), (6, 1, 8)] {
             assert_eq!(burst(kind, flags, payload), None, "type {kind}");
         }

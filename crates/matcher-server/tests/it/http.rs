@@ -3,10 +3,13 @@
 #[allow(dead_code)]
 use crate::support;
 
+use std::io::{Read as _, Write as _};
+
 use serde_json::json;
 use support::{join, next_event, next_message, open_websocket, serve};
 use throng_wire::matcher::METHODS;
 
+const PING: &str = "/matcher/v1/Ping";
 const WEB: &str = "\r\nX-Server-Id: web";
 
 #[test]
@@ -59,6 +62,33 @@ fn wrong_input_is_refused_with_a_reason() {
 fn more_requests_at_a_time_than_allowed_are_turned_away() {
     let server = serve("", 0);
     assert_eq!(server.post("Ping", "", &json!({})).1["code"], "OVERLOADED");
+}
+
+#[test]
+fn bodies_that_do_not_end_take_no_slot_of_a_request() {
+    let server = serve("", 2);
+    let stall = |sent: usize| {
+        let mut socket = std::net::TcpStream::connect(server.addr).expect("it listens");
+        let head = format!("POST {PING} HTTP/1.1\r\nHost: localhost\r\nContent-Length: 1000000\r\n\r\n");
+        socket.write_all(&[head.as_bytes(), &vec![b' '; sent]].concat()).expect("it reads");
+        socket
+    };
+    let _small: Vec<_> = (0..8).map(|_| stall(1)).collect();
+    assert_eq!(server.post("Ping", "", &json!({})).0, 200);
+    // Two MiB of bodies are on their way at most, and none of them keeps a small one away.
+    let large: Vec<_> = (0..3).map(|_| stall(900_000)).collect();
+    let is_refused = |mut socket: &std::net::TcpStream| {
+        socket.set_nonblocking(true).expect("a socket");
+        let mut status = [0; 12];
+        socket.read_exact(&mut status).is_ok_and(|()| &status == b"HTTP/1.1 503")
+    };
+    let mut refused = None;
+    while refused.is_none() {
+        refused = large.iter().position(is_refused);
+        std::thread::yield_now();
+    }
+    assert_eq!(large.iter().filter(|socket| is_refused(socket)).count(), 0, "the others wait");
+    assert_eq!(server.post("Ping", "", &json!({})).0, 200);
 }
 
 #[test]
