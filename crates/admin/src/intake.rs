@@ -245,6 +245,12 @@ mod tests {
 
     use super::*;
 
+    /// All clients of these tests have one address, which has no limit of its own.
+    fn intake(connections_max: usize) -> Intake {
+        let exempt: Exempt = Arc::new(|_| true);
+        Intake { owner: "the test's", connections_max, exempt, is_for_strangers: false, tls: None }
+    }
+
     /// Connections that yield stay open until their tasks run, and none does during the first poll.
     #[test]
     fn a_burst_waits_for_the_descriptors_of_those_that_yield() {
@@ -252,13 +258,7 @@ mod tests {
         runtime.block_on(async {
             let listener = TcpListener::bind("127.0.0.1:0").await.expect("loopback");
             let addr = listener.local_addr().expect("it is bound");
-            let intake = Intake {
-                owner: "the test's",
-                connections_max: 10,
-                exempt: Arc::new(|_| true),
-                is_for_strangers: false,
-                tls: None,
-            };
+            let intake = intake(10);
             let mut never = std::pin::pin!(std::future::pending());
             let mut serving = intake.run(listener, never.as_mut(), |_, _| std::future::pending::<()>());
             let tasks = || tokio::runtime::Handle::current().metrics().num_alive_tasks();
@@ -279,13 +279,7 @@ mod tests {
         runtime.block_on(async {
             let listener = TcpListener::bind("127.0.0.1:0").await.expect("loopback");
             let addr = listener.local_addr().expect("it is bound");
-            let intake = Intake {
-                owner: "the test's",
-                connections_max: 1_000,
-                exempt: no_exemptions(),
-                is_for_strangers: false,
-                tls: None,
-            };
+            let intake = intake(1_000);
             let mut never = std::pin::pin!(std::future::pending());
             let mut serving = intake.run(listener, never.as_mut(), |_, _| async {});
             let polled = poll_fn(|context| Poll::Ready(serving.as_mut().poll(context))).await;

@@ -86,7 +86,7 @@ impl Head {
         else {
             return Err(bad("this is no HTTP request"));
         };
-        // What decides about the connection is picked up in passing: a look-up hashes its name.
+        // Framing headers are noted in this loop: each later look-up would hash a name.
         let (mut host, mut length, mut coding) = (Field::Absent, Field::Absent, Field::Absent);
         let (mut expected, mut closes, mut keeps) = (None, false, false);
         self.headers.reserve(request.headers.len());
