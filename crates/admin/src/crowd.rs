@@ -84,6 +84,7 @@ struct State {
 struct Shared {
     /// Address, or the /64 network of an IPv6 address.
     address: IpAddr,
+    is_exempt: bool,
     start: Instant,
     /// Milliseconds since `start` of the last activity after the first request, of the accept
     /// before.
@@ -197,6 +198,7 @@ impl Crowd {
         state.next += 1;
         let shared = Arc::new(Shared {
             address,
+            is_exempt,
             start: self.start,
             active_ms: AtomicU64::new(now_ms),
             fresh_until_ms: AtomicU64::new(0),
@@ -305,6 +307,13 @@ impl fmt::Debug for Guest {
 }
 
 impl Guest {
+    /// Address of the client, or its /64 network of IPv6; `None` if it stands for many.
+    #[must_use]
+    pub fn address(&self) -> Option<IpAddr> {
+        let shared = &self.0.shared;
+        (!shared.is_exempt).then_some(shared.address)
+    }
+
     /// Counts bytes that the client sent or took.
     pub fn moved(&self, bytes: usize) {
         let shared = &self.0.shared;
@@ -374,6 +383,12 @@ impl Pace {
         }
     }
 
+    /// Bytes of it that were counted.
+    #[must_use]
+    pub fn bytes(&self) -> u64 {
+        self.bytes
+    }
+
     /// Leaves out the time since `since`, in which the transfer waited for the server.
     pub fn excuse(&mut self, since: tokio::time::Instant) {
         let waited = since.elapsed();
@@ -390,6 +405,45 @@ impl Pace {
 
     /// Bound of the sum above, far from the clock's own.
     const YEAR: Duration = Duration::from_secs(365 * 24 * 3_600);
+}
+
+/// Time in which a transfer must move [`Turn::BYTES`] to keep memory that another one waits for.
+#[derive(Clone, Copy, Debug)]
+pub struct Turn {
+    end: tokio::time::Instant,
+    moved: u64,
+}
+
+impl Turn {
+    /// Length of a turn.
+    pub const TIME: Duration = Duration::from_secs(1);
+    /// Bytes that a turn must move while another transfer waits.
+    pub const BYTES: u64 = 16 << 10;
+
+    /// The first turn of a transfer that has moved `moved` bytes.
+    #[must_use]
+    pub fn begin(moved: u64) -> Turn {
+        Turn { end: tokio::time::Instant::now() + Turn::TIME, moved }
+    }
+
+    /// Time at which it ends.
+    #[must_use]
+    pub fn end(&self) -> tokio::time::Instant {
+        self.end
+    }
+
+    /// Leaves out the time since `since`, in which the transfer waited for the server.
+    pub fn excuse(&mut self, since: tokio::time::Instant) {
+        self.end += since.elapsed();
+    }
+
+    /// Begins the next turn of a transfer that has moved `moved` bytes. Reports whether too few of
+    /// them were moved in this one.
+    pub fn renew(&mut self, moved: u64) -> bool {
+        let is_short = moved.saturating_sub(self.moved) < Turn::BYTES;
+        *self = Turn::begin(moved);
+        is_short
+    }
 }
 
 #[cfg(test)]
@@ -537,6 +591,12 @@ mod tests {
         assert_eq!(of("2001:db8::1"), of("2001:db8::ffff"));
         assert_ne!(of("2001:db8::1"), of("2001:db8:0:1::1"));
         assert_eq!(of("::ffff:192.0.2.1"), addr(1));
+    }
+
+    #[test]
+    fn a_turn_of_16_kib_a_second_is_enough() {
+        let mut turn = Turn::begin(100);
+        assert!(!turn.renew(100 + Turn::BYTES) && turn.renew(99 + 2 * Turn::BYTES));
     }
 
     #[test]

@@ -4,7 +4,8 @@
 //! that streams without a window hold memory for ever. Here nothing of a body is read before its
 //! stream has a window and its memory fits two budgets, one of the connection and one of all
 //! connections. A stream without progress is reset, and a connection that sends more control frames
-//! than its requests need ends with GOAWAY.
+//! than its requests need ends with GOAWAY. Bytes of requests that nobody has taken yet fill the
+//! connection's window at most, which is that of the protocol for most connections.
 
 mod meter;
 
@@ -26,7 +27,7 @@ use tokio::sync::{OwnedSemaphorePermit, Semaphore};
 use tokio::task::JoinSet;
 use tokio::time::{Instant, Sleep, sleep, sleep_until, timeout, timeout_at};
 
-use crate::crowd::{Guest, Pace, Work};
+use crate::crowd::{Guest, Pace, Turn, Work};
 use meter::Meter;
 pub use meter::Metered;
 
@@ -50,6 +51,9 @@ const WAITING_MAX: usize = 64;
 /// Bytes of a request body that a stream and a connection may send before they are taken.
 const STREAM_WINDOW: u32 = 1 << 20;
 const CONNECTION_WINDOW: u32 = 4 << 20;
+/// Connections at a time with such a window, once they have sent a body. Others have the 64 KiB
+/// of the protocol: they send 3 MiB a second over a way of 20 ms, and much more in one building.
+const WINDOWS_MAX: usize = 64;
 /// Bytes of the headers of a request.
 const HEADERS_BYTES_MAX: u32 = 16 << 10;
 /// Time for the client's preface and first settings.
@@ -64,6 +68,9 @@ const UNIT: usize = 1 << 10;
 
 /// Bodies that wait with their files open.
 static WAITING: Semaphore = Semaphore::const_new(WAITING_MAX);
+
+/// Large windows that connections may have.
+static WINDOWS: Semaphore = Semaphore::const_new(WINDOWS_MAX);
 
 /// Streams of all connections that have a place.
 static PLACES: LazyLock<Arc<Semaphore>> = LazyLock::new(|| Arc::new(Semaphore::new(STREAMS_MAX)));
@@ -80,6 +87,12 @@ pub trait Outgoing: Send + 'static {
 
     /// The stream has no room, like many others: the body closes what it can open again.
     fn pause(&mut self) {}
+
+    /// Reports whether another request waits for memory of the kind that the body holds. A client
+    /// that takes less than [`Turn::BYTES`] in a [`Turn`] loses it then.
+    fn is_wanted(&self) -> bool {
+        false
+    }
 }
 
 /// A body from elsewhere as an [`Outgoing`] one: what the stream has no room for stays in memory.
@@ -127,6 +140,14 @@ pub struct Received {
     stream: RecvStream,
     left: Option<u64>,
     pace: Paced,
+}
+
+impl Received {
+    /// Connection that it comes from.
+    #[must_use]
+    pub fn guest(&self) -> &Guest {
+        &self.pace.guest
+    }
 }
 
 impl http_body::Body for Received {
@@ -267,11 +288,11 @@ where
     F: Future<Output = Response<B>> + Send + 'static,
     B: Outgoing,
 {
-    serve_within(&PLACES, stream, guest, streams_max, answer).await
+    serve_within((&PLACES, &WINDOWS), stream, guest, streams_max, answer).await
 }
 
 async fn serve_within<S, A, F, B>(
-    places: &Arc<Semaphore>,
+    (places, windows): (&Arc<Semaphore>, &Semaphore),
     stream: S,
     guest: Guest,
     streams_max: u32,
@@ -289,14 +310,13 @@ where
         .max_concurrent_streams(streams_max)
         .max_header_list_size(HEADERS_BYTES_MAX)
         .initial_window_size(STREAM_WINDOW)
-        .initial_connection_window_size(CONNECTION_WINDOW)
         .max_send_buffer_size(PIECE_BYTES)
         .handshake::<_, Bytes>(stream);
     // The peer decides how a connection ends.
     let Ok(Ok(mut connection)) = timeout(HANDSHAKE_TIMEOUT, handshake).await else { return 0 };
     let budget = Arc::new(Semaphore::new(CONNECTION_BYTES / UNIT));
     let shared = Arc::new(Shared { guest, budget });
-    let (mut streams, mut most) = (JoinSet::new(), 0);
+    let (mut streams, mut most, mut window) = (JoinSet::new(), 0, None);
     let mut idle = pin!(sleep(IDLE_TIMEOUT));
     loop {
         let accepted = tokio::select! {
@@ -329,6 +349,12 @@ where
                     // Nothing was done: the client may try again.
                     respond.send_reset(Reason::REFUSED_STREAM);
                     continue;
+                }
+                if window.is_none() && !request.body().is_end_stream() {
+                    window = windows.try_acquire().ok();
+                    if window.is_some() {
+                        connection.set_target_window_size(CONNECTION_WINDOW);
+                    }
                 }
                 streams.spawn(exchange(request, respond, answer.clone(), Arc::clone(&shared), place));
                 most = most.max(streams.len());
@@ -393,14 +419,14 @@ async fn send<B: Outgoing>(
         return Ok(());
     }
     let own = Arc::new(Semaphore::new(PIECE_BYTES / UNIT));
-    let mut pace = Pace::begin();
-    let sent = send_body(&mut stream, &mut body, shared, &own, &mut pace).await;
+    let mut progress = Progress { pace: Pace::begin(), turn: Turn::begin(0) };
+    let sent = send_body(&mut stream, &mut body, shared, &own, &mut progress).await;
     let sent = match sent {
         // Pieces in h2 are not sent yet, and a client can take the window back.
-        Ok(()) => match timeout_at(pace.due(), own.acquire_many((PIECE_BYTES / UNIT) as u32)).await {
-            Ok(_) => Ok(()),
-            Err(_) => Err(Reason::CANCEL),
-        },
+        Ok(()) => {
+            let all = own.acquire_many((PIECE_BYTES / UNIT) as u32);
+            wait_for(all, &mut body, &mut progress).await.map(drop)
+        }
         failed => failed,
     };
     if let Err(reason) = sent {
@@ -414,25 +440,24 @@ async fn send_body<B: Outgoing>(
     body: &mut B,
     shared: &Shared,
     own: &Arc<Semaphore>,
-    pace: &mut Pace,
+    progress: &mut Progress,
 ) -> Result<(), Reason> {
     loop {
         let left = body.left().map_or(PIECE_BYTES, |left| left.min(PIECE_BYTES as u64) as usize).max(1);
         stream.reserve_capacity(left);
         let room = poll_fn(|context| poll_room(stream, context));
-        let room = wait_for(timeout_at(pace.due(), room), body).await;
-        let room = room.map_err(|_| Reason::CANCEL)??.min(left);
-        let loan = wait_for(timeout_at(pace.due(), Loan::take(room, shared, own)), body).await;
-        let loan = loan.map_err(|_| Reason::CANCEL)?;
+        let room = wait_for(room, body, progress).await??.min(left);
+        let loan = wait_for(Loan::take(room, shared, own), body, progress).await?;
         let since = Instant::now();
         let piece = poll_fn(|context| body.poll_piece(context, loan.bytes.min(room))).await;
-        pace.excuse(since);
+        progress.pace.excuse(since);
+        progress.turn.excuse(since);
         match piece {
             None => return stream.send_data(Bytes::new(), true).map_err(|_| Reason::CANCEL),
             Some(Err(_)) => return Err(Reason::INTERNAL_ERROR),
             Some(Ok(piece)) => {
                 let is_last = body.left() == Some(0);
-                pace.moved(piece.len());
+                progress.pace.moved(piece.len());
                 let piece = Bytes::from_owner(Lent { piece, _loan: loan });
                 stream.send_data(piece, is_last).map_err(|_| Reason::CANCEL)?;
                 if is_last {
@@ -443,21 +468,42 @@ async fn send_body<B: Outgoing>(
     }
 }
 
-/// Awaits what `body` needs to go on. Few bodies wait with their files open at a time; the others
-/// pause.
-async fn wait_for<T, B: Outgoing>(need: impl Future<Output = T>, body: &mut B) -> T {
+/// Progress of an answer on its way out.
+struct Progress {
+    pace: Pace,
+    turn: Turn,
+}
+
+/// Awaits what `body` needs to go on, as long as the pace of its transfer allows. Few bodies wait
+/// with their files open at a time; the others pause.
+async fn wait_for<T, B: Outgoing>(
+    need: impl Future<Output = T>,
+    body: &mut B,
+    Progress { pace, turn }: &mut Progress,
+) -> Result<T, Reason> {
     let (mut need, mut place) = (pin!(need), None);
-    poll_fn(|context| {
-        let polled = need.as_mut().poll(context);
-        if polled.is_pending() && place.is_none() {
-            place = WAITING.try_acquire().ok();
-            if place.is_none() {
-                body.pause();
-            }
+    loop {
+        let until = pace.due().min(turn.end());
+        let waited = timeout_at(
+            until,
+            poll_fn(|context| {
+                let polled = need.as_mut().poll(context);
+                if polled.is_pending() && place.is_none() {
+                    place = WAITING.try_acquire().ok();
+                    if place.is_none() {
+                        body.pause();
+                    }
+                }
+                polled
+            }),
+        );
+        match waited.await {
+            Ok(there) => return Ok(there),
+            Err(_) if Instant::now() >= pace.due() => return Err(Reason::CANCEL),
+            Err(_) if turn.renew(pace.bytes()) && body.is_wanted() => return Err(Reason::CANCEL),
+            Err(_) => {}
         }
-        polled
-    })
-    .await
+    }
 }
 
 /// The window of a stream, once it has one.
@@ -557,19 +603,30 @@ mod tests {
         }
     }
 
-    #[tokio::test]
-    async fn without_places_a_connection_has_few_streams_and_others_are_refused() {
+    /// A client of a server that answers nothing.
+    async fn client(windows: usize) -> (h2::client::SendRequest<Bytes>, h2::PingPong) {
         let (client, server) = duplex(64 << 10);
         let crowd = Crowd::new(&Arc::default(), 1, no_exemptions());
         let Admission::Admitted(guest) = crowd.admit([192, 0, 2, 1].into(), false) else {
             panic!("there is room");
         };
         tokio::spawn(async move {
-            let answer = |_: Request<Received>| std::future::pending::<Response<Nothing>>();
-            serve_within(&Arc::new(Semaphore::new(1)), server, guest, 100, answer).await;
+            let (places, windows) = (Arc::new(Semaphore::new(1)), Semaphore::new(windows));
+            let answer = |request: Request<Received>| async move {
+                let _untaken = request;
+                std::future::pending::<Response<Nothing>>().await
+            };
+            serve_within((&places, &windows), server, guest, 100, answer).await;
         });
-        let (mut sender, connection) = h2::client::handshake(client).await.expect("HTTP/2");
+        let (sender, mut connection) = h2::client::handshake(client).await.expect("HTTP/2");
+        let pings = connection.ping_pong().expect("the first caller");
         tokio::spawn(connection);
+        (sender, pings)
+    }
+
+    #[tokio::test]
+    async fn without_places_a_connection_has_few_streams_and_others_are_refused() {
+        let (mut sender, _) = client(1).await;
         let mut ask = || {
             let request = Request::get("http://localhost/").body(()).expect("a request");
             sender.send_request(request, true).expect("a stream").0
@@ -577,5 +634,25 @@ mod tests {
         let _waiting: Vec<_> = (0..MINIMUM_STREAMS).map(|_| ask()).collect();
         let refused = ask().await.expect_err("one too many");
         assert_eq!(refused.reason(), Some(Reason::REFUSED_STREAM));
+    }
+
+    #[tokio::test]
+    async fn without_a_large_window_a_connection_sends_little_that_nobody_takes() {
+        for (windows, expected) in [(0, 65_535), (1, STREAM_WINDOW as usize)] {
+            let (mut sender, mut pings) = client(windows).await;
+            let request = Request::post("http://localhost/").body(()).expect("a request");
+            let (_answer, mut stream) = sender.send_request(request, false).expect("a stream");
+            let (mut sent, mut without) = (0, 0);
+            while without < 3 {
+                stream.reserve_capacity(2 * CONNECTION_WINDOW as usize);
+                // What the server had sent before its answer is here.
+                pings.ping(h2::Ping::opaque()).await.expect("an open connection");
+                let room = stream.capacity();
+                without = if room == 0 { without + 1 } else { 0 };
+                stream.send_data(Bytes::from(vec![0; room]), false).expect("an open stream");
+                sent += room;
+            }
+            assert_eq!(sent, expected);
+        }
     }
 }

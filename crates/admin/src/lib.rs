@@ -46,7 +46,7 @@ pub use access::{Access, Guard, host_name, is_loopback_name, is_same_site};
 pub use assets::DOCS;
 pub use audit::Act;
 pub use catalogue::{Endpoint, Method, ROUTES, Route, markdown};
-pub use crowd::{Exempt, Guest, Pace, Work};
+pub use crowd::{Exempt, Guest, Pace, Turn, Work};
 pub use exposition::{Family, FamilyKind, Format, Sample, SampleValue, render};
 pub use files::{File, LivePage, serve_files};
 pub use http2::{Framed, Metered, Outgoing, PacedBody, Received, serve_http2};
