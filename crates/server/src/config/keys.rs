@@ -813,7 +813,8 @@ section! {
         /// Open connections to `http_addr`. When it is full, a connection that makes no progress
         /// yields to a new one.
         http_connections_max: usize = 1_024, int(1, 65_536), "connections";
-        /// Concurrent requests over `http_addr`, at most 1 MiB each; further ones are answered with
+        /// Concurrent requests over `http_addr`, at most 1 MiB each. Bodies that are not complete
+        /// share as much memory, beyond 16 KiB of each. Requests beyond either are answered with
         /// `OVERLOADED`.
         http_requests_max: usize = 256, int(1, 65_536), "requests";
         /// NATS servers, `nats://HOST:PORT`, separated by commas: requests, answers and
