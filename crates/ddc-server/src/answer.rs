@@ -3,6 +3,7 @@
 use bytes::Bytes;
 use hyper::header::{self, HeaderName, HeaderValue};
 use hyper::{Response, StatusCode};
+use throng_admin::Turn;
 use throng_ddc::api::Media;
 use throng_ddc::{Document, IoHash, Style, Value};
 use throng_ddc_store::StoreError;
@@ -42,6 +43,15 @@ impl Problem {
     /// A miss of what a look-up had just found: it was damaged, or removed meanwhile.
     pub(crate) fn vanished(title: impl Into<String>) -> Problem {
         Problem { has_vanished: true, ..Problem::missing(title) }
+    }
+
+    /// A client that paused while another request waited for the memory that its own held.
+    pub(crate) fn paused() -> Problem {
+        let title = format!(
+            "less than {} KiB came in a second in which another request waited for memory; send it again",
+            Turn::BYTES >> 10
+        );
+        Problem::new(StatusCode::SERVICE_UNAVAILABLE, title).with(header::RETRY_AFTER, "1")
     }
 
     pub(crate) fn hash_mismatch(title: impl Into<String>) -> Problem {

@@ -2,13 +2,15 @@
 
 use std::collections::HashMap;
 use std::hash::Hash;
+use std::net::IpAddr;
 use std::sync::atomic::{AtomicU64, Ordering};
 
 use hyper::StatusCode;
-use tokio::time::Instant;
+use tokio::sync::Mutex;
+use tokio::time::{Instant, timeout_at};
 
 use crate::answer::Problem;
-use crate::memory::{Held, MEMORY_WAIT, Memory};
+use crate::memory::{Exhausted, Held, MEMORY_WAIT, Memory};
 use crate::origin::Origin;
 use crate::service::Service;
 
@@ -47,15 +49,18 @@ pub(crate) fn chains<T, K: Eq + Hash>(ops: Vec<T>, key: impl Fn(&T) -> K) -> Vec
 
 /// Rest of one batch: bytes of its answer, and of the memory of all requests.
 pub(crate) struct Budget<'m> {
+    address: Option<IpAddr>,
     answer: AtomicU64,
     memory: &'m Memory,
+    turn: Mutex<()>,
     /// Operations wait for memory until then.
     until: Instant,
 }
 
 impl Budget<'_> {
-    pub(crate) fn new(memory: &Memory) -> Budget<'_> {
-        Budget { answer: AtomicU64::new(BATCH_BYTES_MAX), memory, until: Instant::now() + MEMORY_WAIT }
+    pub(crate) fn new(memory: &Memory, address: Option<IpAddr>) -> Budget<'_> {
+        let (answer, until) = (AtomicU64::new(BATCH_BYTES_MAX), Instant::now() + MEMORY_WAIT);
+        Budget { address, answer, memory, turn: Mutex::default(), until }
     }
 
     /// Takes what a ref or blob adds to the answer, before it is read.
@@ -76,6 +81,12 @@ impl Budget<'_> {
     /// # Errors
     /// 503 if others hold it.
     pub(crate) async fn hold(&self, bytes: u64) -> Result<Held, Problem> {
-        Ok(self.memory.take(bytes, self.until).await?)
+        if let Some(held) = self.memory.try_take(bytes) {
+            return Ok(held);
+        }
+        // One operation of a batch waits with others' requests at a time.
+        let exhausted = |_| Exhausted { bytes: self.memory.bytes() };
+        let _turn = timeout_at(self.until, self.turn.lock()).await.map_err(exhausted)?;
+        Ok(self.memory.take_for(self.address, bytes, self.until).await?)
     }
 }

@@ -10,14 +10,15 @@ use throng_ddc::{Hasher, IoHash, Namespace};
 use throng_ddc_store::{Blob, is_damage};
 
 use crate::json::JsonBody;
-use crate::memory::Held;
+use crate::memory::{FREE_BYTES, Held, Waiters};
 use crate::raw::RawBlob;
 use crate::relay::Relay;
 use crate::streaming::StreamedBlob;
+use crate::upload::SMALL_BYTES_MAX;
 
 /// Bytes that one step reads. Half of it costs an eighth more in system calls, twice of it falls
 /// out of the second-level cache before it is sent.
-const PIECE_BYTES: u64 = 512 << 10;
+pub(crate) const PIECE_BYTES: u64 = 512 << 10;
 /// Parts of a body beyond which the files of blobs are opened when it is their turn.
 const OPEN_PARTS_MAX: usize = 16;
 
@@ -29,6 +30,8 @@ pub(crate) struct Body {
     left: u64,
     /// Given back after the parts, which it is for.
     held: Option<Held>,
+    /// Requests that wait for memory, if the body holds some.
+    waiters: Option<Waiters>,
 }
 
 enum Part {
@@ -88,11 +91,11 @@ impl Check {
             CheckKind::Parts => {
                 let (start, bytes) = blob.read_part_checked(at).map_err(damage)?;
                 let last = (end - start).min(bytes.len() as u64).min(at - start + at_most);
-                Ok(bytes.slice((at - start) as usize..last as usize))
+                Ok(part_of(&bytes, (at - start) as usize, last as usize))
             }
             CheckKind::AtOnce => {
                 let bytes = blob.read_sound(&self.hash).map_err(damage)?;
-                Ok(bytes.slice(at as usize..end.min(at + at_most) as usize))
+                Ok(part_of(&bytes, at as usize, end.min(at + at_most) as usize))
             }
             CheckKind::Whole(hasher) => {
                 let bytes = blob.read(at, (end - at).min(at_most) as usize).map_err(damage)?;
@@ -108,6 +111,14 @@ impl Check {
             }
         }
     }
+}
+
+/// Part of what was read. A small one does not keep all of it.
+fn part_of(bytes: &Bytes, start: usize, end: usize) -> Bytes {
+    if end - start < bytes.len() / 2 {
+        return Bytes::copy_from_slice(&bytes[start..end]);
+    }
+    bytes.slice(start..end)
 }
 
 impl Body {
@@ -231,6 +242,30 @@ impl Body {
             Part::Raw(_) | Part::Json(_) | Part::Relay(_) => false,
         });
         Ok(Some(byte))
+    }
+
+    /// Bytes in memory for which nothing may be held yet. Those of large objects hold their own.
+    pub(crate) fn uncounted_bytes(&self) -> u64 {
+        let of_part = |part: &Part| match part {
+            Part::Bytes(bytes) if bytes.len() <= SMALL_BYTES_MAX => bytes.len() as u64,
+            _ => 0,
+        };
+        let all: u64 = self.parts.iter().map(of_part).sum();
+        let all = all.saturating_sub(self.held.as_ref().map_or(0, Held::bytes));
+        if all > FREE_BYTES as u64 { all } else { 0 }
+    }
+
+    /// Makes room for requests that wait, if a client does not take the body.
+    pub(crate) fn watch(&mut self, waiters: &Waiters) {
+        let is_file = |part: &Part| matches!(part, Part::Blob { check: None, .. } | Part::Streamed { .. });
+        if self.left > FREE_BYTES as u64 && !self.parts.iter().all(is_file) {
+            self.waiters = Some(waiters.clone());
+        }
+    }
+
+    /// The requests that wait for memory, if the body holds some.
+    pub(crate) fn waiters(&self) -> Option<&Waiters> {
+        self.waiters.as_ref()
     }
 
     pub(crate) fn len(&self) -> u64 {

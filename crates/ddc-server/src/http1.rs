@@ -16,19 +16,22 @@ mod wire;
 
 use std::future::poll_fn;
 use std::io;
-use std::pin::pin;
+use std::mem::MaybeUninit;
+use std::pin::{Pin, pin};
 use std::sync::{Arc, OnceLock};
-use std::task::{Context, Poll};
+use std::task::{Context, Poll, ready};
 use std::time::Duration;
 
 use bytes::{Buf as _, BytesMut};
 use hyper::StatusCode;
-use tokio::io::{AsyncReadExt as _, AsyncWriteExt as _};
+use tokio::io::{AsyncReadExt as _, AsyncWriteExt as _, ReadBuf};
+use tokio::time::Instant;
 
-use throng_admin::{Guest, PREFACE, Pace, Pages, Rewound, Work};
+use throng_admin::{Guest, PREFACE, Pace, Pages, Rewound, Turn, Work};
 
 use crate::answer::Problem;
 use crate::listener::Listener;
+use crate::memory::{FREE_BYTES, Memory, Waiters};
 use crate::service::{RawRequest, Service};
 use crate::watchdog::Watchdog;
 use body::{Incoming, Left};
@@ -60,6 +63,8 @@ pub(crate) struct Connection<S> {
     left: Left,
     /// A piece of a body that is being received.
     piece: BytesMut,
+    /// Bytes that the next piece may hold.
+    piece_max: usize,
     /// Memory for the next piece, while a large body comes.
     spare: BytesMut,
     watchdog: Watchdog,
@@ -67,6 +72,9 @@ pub(crate) struct Connection<S> {
     is_transfer: bool,
     /// Pace of the transfer since it first waited for the client: the usual one never does.
     pace: Option<Pace>,
+    /// Requests that wait for memory, if the answer holds some, and the time that its client has.
+    waiters: Option<Waiters>,
+    turn: Option<Turn>,
     guest: Guest,
     /// While a request is worked on, and its body not waited for.
     work: Option<Work>,
@@ -95,10 +103,13 @@ pub(crate) async fn serve<S: Wire>(
         out: Vec::new(),
         left: Left::NOTHING,
         piece: BytesMut::new(),
+        piece_max: FREE_BYTES,
         spare: BytesMut::new(),
         watchdog: Watchdog::new(HEAD_TIMEOUT),
         is_transfer: false,
         pace: None,
+        waiters: None,
+        turn: None,
         guest,
         work: None,
     };
@@ -114,7 +125,7 @@ pub(crate) async fn serve<S: Wire>(
             }
             Ok(Next::Refuse(status, why)) => {
                 service.count_refusal();
-                let _ = connection.refuse(Problem::new(status, why)).await;
+                let _ = connection.refuse(Problem::new(status, why), &service.memory).await;
                 return ConnectionEnd::Ended;
             }
             Ok(Next::Http2) => {
@@ -219,7 +230,7 @@ impl<S: Wire> Connection<S> {
             service.answer(listener, question).await
         };
         self.work = None;
-        self.spare = BytesMut::new();
+        self.drop_piece();
         if head.len > HEAD_ROOM || head.left.is_chunked() {
             // Memory for an unusual request, which the next one does not need.
             self.buf = BytesMut::from(&self.buf[..]);
@@ -229,7 +240,7 @@ impl<S: Wire> Connection<S> {
         // it or not. After a malformed chunk the start of the next request is unknown.
         let skip = self.left.at_most(SKIP_BYTES_MAX) && !self.left.is_awaited();
         keep &= self.left.is_done() || skip;
-        self.send(answer, keep, head.minor == 0).await?;
+        self.send(answer, (keep, head.minor == 0), &service.memory).await?;
         self.guest.complete();
         self.guest.rest();
         if !keep {
@@ -248,6 +259,7 @@ impl<S: Wire> Connection<S> {
 
     fn begin_transfer(&mut self) {
         (self.is_transfer, self.pace) = (true, None);
+        (self.waiters, self.turn) = (None, None);
     }
 
     /// Counts bytes of the body or answer that is being transferred.
@@ -260,14 +272,26 @@ impl<S: Wire> Connection<S> {
 
     /// Waits for the client, as long as the pace of the transfer allows.
     fn poll_patience<T>(&mut self, context: &mut Context<'_>) -> Poll<io::Result<T>> {
-        if self.is_transfer {
-            self.watchdog.until(self.pace.get_or_insert_with(Pace::begin).due());
+        if !self.is_transfer {
+            return self.watchdog.poll(context);
         }
-        self.watchdog.poll(context)
+        let pace = self.pace.get_or_insert_with(Pace::begin);
+        let Some(waiters) = &self.waiters else {
+            self.watchdog.until(pace.due());
+            return self.watchdog.poll(context);
+        };
+        loop {
+            let turn = self.turn.get_or_insert_with(|| Turn::begin(pace.bytes()));
+            self.watchdog.until(pace.due().min(turn.end()));
+            let late = ready!(self.watchdog.poll(context));
+            if Instant::now() >= pace.due() || turn.renew(pace.bytes()) && waiters.any() {
+                return Poll::Ready(late);
+            }
+        }
     }
 
-    async fn refuse(&mut self, problem: Problem) -> io::Result<()> {
-        self.send(problem.answer(None), false, false).await?;
+    async fn refuse(&mut self, problem: Problem, memory: &Memory) -> io::Result<()> {
+        self.send(problem.answer(None), (false, false), memory).await?;
         self.linger().await;
         Ok(())
     }
@@ -285,11 +309,20 @@ impl<S: Wire> Connection<S> {
         if shutdown.await.is_err() {
             return;
         }
-        loop {
-            self.buf.clear();
-            if !matches!(self.fill(64 << 10).await, Ok(1..)) {
-                return;
+        // Many linger at a time after a flood: none has a buffer of its own.
+        self.buf = BytesMut::new();
+        let Connection { stream, watchdog, .. } = self;
+        poll_fn(|context| {
+            let mut skipped = [MaybeUninit::uninit(); FREE_BYTES];
+            loop {
+                let mut skipped = ReadBuf::uninit(&mut skipped);
+                match Pin::new(&mut *stream).poll_read(context, &mut skipped) {
+                    Poll::Ready(Ok(())) if !skipped.filled().is_empty() => {}
+                    Poll::Ready(_) => return Poll::Ready(()),
+                    Poll::Pending => return watchdog.poll::<()>(context).map(drop),
+                }
             }
-        }
+        })
+        .await;
     }
 }

@@ -6,18 +6,24 @@
 //! `throng_ddc_store` stores the data. This crate moves bytes between both and converts results to
 //! status codes.
 //!
-//! Uploads are hashed while they arrive and never held in memory as a whole beyond a megabyte.
+//! Uploads are hashed while they arrive and never held in memory as a whole beyond a megabyte; when
+//! other requests hold all memory, no more than 16 KiB of them is held before it is written.
 //! Downloads over plain HTTP/1.1 go from the file to the socket within the kernel; with TLS or
 //! HTTP/2 they are read in pieces of half a megabyte. A blob that is read for the first time since
 //! the start is hashed while it is sent.
 //!
-//! Memory of requests is bounded by [`Rules::memory_bytes_max`] for all of them together:
+//! Memory of requests is bounded by [`Rules::memory_bytes_max`] for all of them together, beyond 16
+//! KiB that each has for free. A request that finds none waits 2 s for it; meanwhile clients that
+//! move less than 16 KiB in a second lose what they hold, with 503 if they can be answered. At most 16
+//! requests of one address wait for their bodies' memory or their answers to batches; further ones
+//! get 503 at once, so that a crowd of them fills no queue in which others wait.
 //!
 //! | Part of a request | Memory |
 //! |---|---|
-//! | a body that is received as a whole, the answer to a batch | its bytes |
-//! | an object above 1 MiB that is read | its bytes |
-//! | a compressed buffer that is received, above 1 MiB | its block table, one block compressed and raw |
+//! | a body while it arrives | its bytes; 512 KiB above 1 MiB, unless all of it is wanted in memory |
+//! | the answer to a batch, an object that is sent or above 1 MiB | its bytes |
+//! | an answer that the kernel cannot take from the file itself | 512 KiB |
+//! | a compressed buffer that is received | its block table, one block compressed and raw |
 //! | the root of a package | its raw bytes |
 //! | `.raw` of a compressed buffer | its block table, one block compressed and twice raw |
 //! | `.json` of an object above 8 KiB | 64 KiB |

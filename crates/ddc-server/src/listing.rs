@@ -73,7 +73,7 @@ impl Service {
             };
             self.permit(request, action, &op.namespace, None)?;
         }
-        let budget = Budget::new(&self.memory);
+        let budget = Budget::new(&self.memory, request.upload.address());
         let chains = chains(ops, |op| (op.namespace.clone(), op.id)).into_iter();
         let chains = chains.map(|chain| self.run_blob_chain(request, chain, &budget));
         let mut results: Vec<(usize, Body)> =

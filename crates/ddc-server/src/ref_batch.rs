@@ -39,7 +39,7 @@ impl Service {
         }
         drop(body);
         let overwrite = self.rules_of(namespace).overwrite_refs;
-        let budget = Budget::new(&self.memory);
+        let budget = Budget::new(&self.memory, request.upload.address());
         let chains = chains(ops, |op| (op.bucket.clone(), op.key)).into_iter();
         let chains = chains.map(|chain| self.run_chain(namespace, chain, overwrite, &budget));
         let mut results: Vec<(usize, ResponseHead, Body)> =

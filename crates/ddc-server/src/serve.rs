@@ -19,7 +19,7 @@ use tokio::net::TcpListener;
 use crate::body::Body;
 use crate::http1::{self, ConnectionEnd, Wire};
 use crate::listener::Listener;
-use crate::memory::return_soon;
+use crate::memory::{Waiters, return_soon};
 use crate::service::{RawRequest, Service};
 use crate::source::Streamed;
 
@@ -181,6 +181,13 @@ impl<P: Outgoing> Outgoing for Sent<P> {
             Sent::Page(body) => body.pause(),
         }
     }
+
+    fn is_wanted(&self) -> bool {
+        match self {
+            Sent::Answer(body) => body.is_wanted(),
+            Sent::Page(body) => body.is_wanted(),
+        }
+    }
 }
 
 impl Outgoing for Body {
@@ -197,5 +204,9 @@ impl Outgoing for Body {
 
     fn pause(&mut self) {
         self.close_files();
+    }
+
+    fn is_wanted(&self) -> bool {
+        self.waiters().is_some_and(Waiters::any)
     }
 }

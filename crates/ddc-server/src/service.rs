@@ -23,7 +23,7 @@ use crate::blocking;
 use crate::body::Body;
 use crate::entry::Entry;
 use crate::listener::Listener;
-use crate::memory::Memory;
+use crate::memory::{MEMORY_WAIT, Memory};
 use crate::origin::{Flights, Origin, OriginCounters, Reach};
 use crate::preconditions::Preconditions;
 use crate::recent::RecentMax;
@@ -356,10 +356,13 @@ impl Service {
         }
         // A function that takes a future holds it twice, and every move copies all of it: the usual
         // request is awaited in its place.
-        let dispatched = match way {
+        let mut dispatched = match way {
             None => self.dispatch(listener, question, &mut operation).await,
             Some(_) => Box::pin(for_request(way, self.dispatch(listener, question, &mut operation))).await,
         };
+        if !is_head && dispatched.as_ref().is_ok_and(|response| response.body().uncounted_bytes() > 0) {
+            dispatched = Box::pin(self.held_answer(dispatched)).await;
+        }
         self.counters.observe(operation, started.elapsed());
         let mut response = match dispatched {
             Ok(response) => response,
@@ -370,6 +373,7 @@ impl Service {
                 problem.answer(headers.get(header::ACCEPT).and_then(|accept| accept.to_str().ok()))
             }
         };
+        response.body_mut().watch(self.memory.waiters());
         let length = response.body().len();
         self.counters.bytes_out.fetch_add(if is_head { 0 } else { length }, Ordering::Relaxed);
         if is_head && response.status() != StatusCode::NOT_MODIFIED {
@@ -379,6 +383,15 @@ impl Service {
             *response.body_mut() = Body::default();
         }
         response
+    }
+
+    /// An answer whose client decides how long it stays in memory.
+    async fn held_answer(&self, answer: Answer) -> Answer {
+        let mut response = answer?;
+        let bytes = response.body().uncounted_bytes();
+        let held = self.memory.take(bytes, tokio::time::Instant::now() + MEMORY_WAIT).await?;
+        response.body_mut().hold(held);
+        Ok(response)
     }
 
     /// Something arrived that was no request.

@@ -1,5 +1,6 @@
 //! Sources of bytes: the body of a request, and a blob that arrives from elsewhere.
 
+use std::net::IpAddr;
 use std::pin::Pin;
 use std::sync::{Mutex, PoisonError};
 use std::task::{Context, Poll, ready};
@@ -26,6 +27,20 @@ pub(crate) trait Source: Send + Sync {
     fn poll_piece(&mut self, context: &mut Context<'_>) -> Poll<io::Result<Option<Bytes>>>;
     /// Number of bytes to come, if the sender said it.
     fn declared(&self) -> Option<u64>;
+    /// Lets the next piece hold `bytes` of memory, of those that it [asks for](Source::asks_for).
+    fn allow(&mut self, _bytes: usize) {}
+    /// Memory that the next piece is to hold while it arrives.
+    fn asks_for(&self) -> usize {
+        0
+    }
+    /// Bytes of the next piece that have arrived.
+    fn arrived(&self) -> usize {
+        0
+    }
+    /// Address of a client that stands for itself alone.
+    fn address(&self) -> Option<IpAddr> {
+        None
+    }
     /// Takes back a piece that is of no more use, so that its memory can be the next one's.
     fn recycle(&mut self, _piece: Bytes) {}
 }
@@ -52,6 +67,10 @@ impl Source for Streamed {
 
     fn declared(&self) -> Option<u64> {
         self.0.size_hint().exact()
+    }
+
+    fn address(&self) -> Option<IpAddr> {
+        self.0.guest().address()
     }
 }
 

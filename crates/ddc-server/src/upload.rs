@@ -1,17 +1,21 @@
 //! Bodies of requests, into memory or the store while they are hashed.
 
-use std::future::poll_fn;
+use std::future::{Future as _, poll_fn};
 use std::io;
+use std::net::IpAddr;
+use std::pin::Pin;
+use std::task::{Context, Poll, ready};
 
 use bytes::{Bytes, BytesMut};
 use hyper::StatusCode;
+use throng_admin::Turn;
 use throng_ddc::compressed::{CompressedError, Decoder, Verified};
 use throng_ddc::{Hasher, IoHash};
 use throng_ddc_store::{Blob, LargeWriter, Store};
-use tokio::time::Instant;
+use tokio::time::{Instant, Sleep, sleep_until};
 
 use crate::answer::Problem;
-use crate::memory::{Held, MEMORY_WAIT, Memory};
+use crate::memory::{FREE_BYTES, Held, MEMORY_WAIT, Memory};
 use crate::source::Source;
 use crate::streaming::StreamedBlob;
 
@@ -23,7 +27,11 @@ const STEP_BYTES: usize = 1 << 20;
 /// Bytes of memory that a body takes in one step.
 const HELD_STEP_BYTES: u64 = 64 << 10;
 
-/// The body of a request. Memory: what the connection has received, at most one step of it here.
+/// The body of a request.
+///
+/// It takes memory for a piece before the piece arrives, and for what it collects. Without memory
+/// it comes in pieces of [`FREE_BYTES`], which go to a file, or wait for memory if all of it is
+/// wanted in memory.
 pub(crate) struct Upload<'c> {
     source: Box<dyn Source + 'c>,
     rest: Bytes,
@@ -38,6 +46,7 @@ pub(crate) struct Upload<'c> {
     /// Of all requests, and what this one holds of it.
     memory: Option<&'c Memory>,
     held: Option<Held>,
+    turn: Option<Turn>,
 }
 
 /// Bytes that were received.
@@ -95,6 +104,7 @@ impl<'c> Upload<'c> {
             sha256: None,
             memory,
             held: None,
+            turn: None,
         };
         if upload.declared().is_some_and(|declared| declared > limit) {
             return Err(too_large(limit));
@@ -109,19 +119,47 @@ impl<'c> Upload<'c> {
 
     /// Makes room for `more` bytes behind `bytes`, which may become `whole`.
     async fn room(&mut self, bytes: &mut BytesMut, more: usize, whole: u64) -> Result<(), Problem> {
-        let wanted = (bytes.len() + more) as u64;
-        if let Some(memory) = self.memory {
-            let lacking = wanted.saturating_sub(self.held.as_ref().map_or(0, Held::bytes));
-            if lacking > 0 {
-                let until = Instant::now() + MEMORY_WAIT;
-                Held::add(&mut self.held, memory.take(lacking.max(HELD_STEP_BYTES), until).await?);
-            }
-        }
-        if bytes.capacity() < wanted as usize {
+        let wanted = bytes.len() + more;
+        if wanted > STEP_BYTES {
+            self.charge(wanted).await?;
             // A client's declared length is believed once the first MiB has come: growing step by
             // step would hold up to three times as much.
-            let whole = if wanted > STEP_BYTES as u64 { whole } else { whole.min(STEP_BYTES as u64) };
             bytes.reserve(more.max((whole as usize).saturating_sub(bytes.len())));
+        } else if bytes.capacity() < wanted {
+            // At once, so that it does not wait again while others wait for what it holds. What is
+            // reserved counts, touched or not: the allocator gives used pages.
+            let capacity = match (whole as usize).min(STEP_BYTES) {
+                0 => wanted.next_power_of_two(),
+                whole => wanted.max(whole),
+            };
+            self.charge(capacity).await?;
+            bytes.reserve(capacity - bytes.len());
+        }
+        Ok(())
+    }
+
+    /// Takes memory for `bytes` of the body in all, if others hold no such amount.
+    fn try_charge(&mut self, bytes: usize) -> bool {
+        let Some(memory) = self.memory.filter(|_| bytes > FREE_BYTES) else { return true };
+        let lacking = (bytes as u64).saturating_sub(self.held.as_ref().map_or(0, Held::bytes));
+        if lacking == 0 {
+            return true;
+        }
+        let Some(taken) = memory.try_take(lacking) else { return false };
+        Held::add(&mut self.held, taken);
+        true
+    }
+
+    /// The same, and waits for it.
+    async fn charge(&mut self, bytes: usize) -> Result<(), Problem> {
+        let Some(memory) = self.memory.filter(|_| bytes > FREE_BYTES) else { return Ok(()) };
+        let lacking = (bytes as u64).saturating_sub(self.held.as_ref().map_or(0, Held::bytes));
+        if lacking > 0 {
+            let until = Instant::now() + MEMORY_WAIT;
+            let address = self.source.address();
+            Held::add(&mut self.held, memory.take_for(address, lacking.max(HELD_STEP_BYTES), until).await?);
+            // The client did not pause meanwhile.
+            self.turn = None;
         }
         Ok(())
     }
@@ -150,13 +188,18 @@ impl<'c> Upload<'c> {
         self.source.declared()
     }
 
-    /// The next bytes; `None` at the end.
-    async fn next(&mut self) -> Result<Option<Bytes>, Problem> {
+    /// The next bytes, while `beside` them are held; `None` at the end.
+    async fn next(&mut self, beside: usize) -> Result<Option<Bytes>, Problem> {
         if !self.rest.is_empty() {
             return Ok(Some(std::mem::take(&mut self.rest)));
         }
-        let piece = poll_fn(|context| self.source.poll_piece(context)).await;
+        let wanted = self.source.asks_for();
+        let is_held = self.try_charge(beside + wanted);
+        self.source.allow(if is_held { wanted } else { FREE_BYTES });
+        let mut sleep = None;
+        let piece = poll_fn(|context| self.poll_piece(context, &mut sleep)).await;
         let piece = piece.map_err(|error| match error.kind() {
+            io::ErrorKind::ResourceBusy => Problem::paused(),
             io::ErrorKind::TimedOut => {
                 let title =
                     "the body is too slow: it paused for 30 s, or took that long at less than 1 KiB/s";
@@ -172,17 +215,48 @@ impl<'c> Upload<'c> {
         if self.received > self.limit { Err(too_large(self.limit)) } else { Ok(piece) }
     }
 
+    /// Fails with [`io::ErrorKind::ResourceBusy`] if the client pauses, and another request waits
+    /// for the memory that this one holds.
+    fn poll_piece(
+        &mut self,
+        context: &mut Context<'_>,
+        sleep: &mut Option<Pin<Box<Sleep>>>,
+    ) -> Poll<io::Result<Option<Bytes>>> {
+        loop {
+            let piece = self.source.poll_piece(context);
+            let Some(memory) = self.memory.filter(|_| piece.is_pending() && self.held.is_some()) else {
+                return piece;
+            };
+            let moved = self.received + self.source.arrived() as u64;
+            let turn = self.turn.get_or_insert_with(|| Turn::begin(moved));
+            let sleep = sleep.get_or_insert_with(|| Box::pin(sleep_until(turn.end())));
+            ready!(sleep.as_mut().poll(context));
+            if turn.renew(moved) && memory.waiters().any() {
+                return Poll::Ready(Err(io::ErrorKind::ResourceBusy.into()));
+            }
+            sleep.as_mut().reset(turn.end());
+        }
+    }
+
     /// Everything, in memory.
     pub(crate) async fn all(&mut self) -> Result<Bytes, Problem> {
-        let Some(first) = self.next().await? else { return Ok(Bytes::new()) };
-        let Some(second) = self.next().await? else { return Ok(first) };
-        let whole = self.declared().unwrap_or(0).min(self.limit);
-        let mut bytes = BytesMut::new();
-        self.room(&mut bytes, first.len() + second.len(), whole).await?;
+        let Some(first) = self.next(0).await? else { return Ok(Bytes::new()) };
+        // The usual body comes in one piece.
+        if self.declared() == Some(0) { Ok(first) } else { Box::pin(self.collect(first)).await }
+    }
+
+    /// Everything from `first` on, in memory.
+    async fn collect(&mut self, first: Bytes) -> Result<Bytes, Problem> {
+        // The client decides when the next piece comes.
+        self.charge(first.len()).await?;
+        let Some(second) = self.next(first.len()).await? else { return Ok(first) };
+        let (mut bytes, both) = (BytesMut::new(), first.len() + second.len());
+        let whole = self.declared().map_or(0, |left| left + both as u64).min(self.limit);
+        self.room(&mut bytes, both, whole).await?;
         bytes.extend_from_slice(&first);
         bytes.extend_from_slice(&second);
         drop((first, second));
-        while let Some(more) = self.next().await? {
+        while let Some(more) = self.next(bytes.len()).await? {
             self.room(&mut bytes, more.len(), whole).await?;
             bytes.extend_from_slice(&more);
         }
@@ -193,7 +267,8 @@ impl<'c> Upload<'c> {
     pub(crate) async fn exactly(&mut self, count: usize) -> Result<Bytes, Problem> {
         let mut bytes = BytesMut::new();
         while bytes.len() < count {
-            let mut piece = self.next().await?.ok_or_else(|| Problem::bad("the body ends early"))?;
+            let mut piece =
+                self.next(bytes.len()).await?.ok_or_else(|| Problem::bad("the body ends early"))?;
             if piece.len() > count - bytes.len() {
                 self.rest = piece.split_off(count - bytes.len());
             }
@@ -208,7 +283,7 @@ impl<'c> Upload<'c> {
 
     /// Reports whether everything was read.
     pub(crate) async fn at_end(&mut self) -> Result<bool, Problem> {
-        let next = self.next().await?;
+        let next = self.next(0).await?;
         self.rest = next.unwrap_or_default();
         Ok(self.rest.is_empty())
     }
@@ -216,7 +291,7 @@ impl<'c> Upload<'c> {
     /// Takes everything and only hashes it.
     pub(crate) async fn hash(&mut self) -> Result<Received, Problem> {
         let (mut hasher, mut len) = (Hasher::new(), 0);
-        while let Some(piece) = self.next().await? {
+        while let Some(piece) = self.next(0).await? {
             hasher.update(&piece);
             len += piece.len() as u64;
             self.source.recycle(piece);
@@ -230,9 +305,15 @@ impl<'c> Upload<'c> {
             // It cannot wait for what it holds itself.
             let own = self.held.as_ref().map_or(0, Held::bytes);
             let bytes = bytes.min(memory.bytes().saturating_sub(own));
-            Held::add(&mut self.held, memory.take(bytes, Instant::now() + MEMORY_WAIT).await?);
+            let (address, until) = (self.source.address(), Instant::now() + MEMORY_WAIT);
+            Held::add(&mut self.held, memory.take_for(address, bytes, until).await?);
         }
         Ok(())
+    }
+
+    /// Address of a client that stands for itself alone.
+    pub(crate) fn address(&self) -> Option<IpAddr> {
+        self.source.address()
     }
 
     /// Adds the memory of what was received as a whole to `held`.
@@ -243,8 +324,9 @@ impl<'c> Upload<'c> {
     }
 
     /// Verifies a piece of a compressed buffer. Gives the memory that the decoder needs, once it is
-    /// known, if that is more than any upload may hold.
+    /// known, if that is much or the client decides how long it is needed.
     async fn decode(&self, decoder: &mut Decoder, piece: &[u8]) -> Result<Option<Held>, Problem> {
+        let free = if self.declared() == Some(0) { SMALL_BYTES_MAX } else { FREE_BYTES } as u64;
         let head = match decoder.header() {
             Some(_) => 0,
             None => piece.len().min(usize::try_from(decoder.wanted()).unwrap_or(usize::MAX)),
@@ -254,9 +336,13 @@ impl<'c> Upload<'c> {
             decoder.push(part, &mut |_| {}).map_err(|error| compressed_problem(&error))?;
             let needed = decoder.header().filter(|_| head > 0).map_or(0, |header| header.decoder_bytes());
             if let (Some(memory), None) = (self.memory, &held)
-                && needed > SMALL_BYTES_MAX as u64
+                && needed > free
             {
-                held = Some(memory.take(needed, Instant::now() + MEMORY_WAIT).await?);
+                // It cannot wait for what it holds itself.
+                let own = self.held.as_ref().map_or(0, Held::bytes);
+                let needed = needed.min(memory.bytes().saturating_sub(own));
+                let (address, until) = (self.source.address(), Instant::now() + MEMORY_WAIT);
+                held = Some(memory.take_for(address, needed, until).await?);
             }
         }
         Ok(held)
@@ -272,12 +358,15 @@ impl<'c> Upload<'c> {
     ) -> Result<Received, Problem> {
         let mut wanted = count.unwrap_or(u64::MAX);
         let expected = count.or(self.declared()).unwrap_or(0);
+        // Bytes that are written to a file together.
+        let step = if expected > SMALL_BYTES_MAX as u64 { STEP_BYTES / 4 } else { STEP_BYTES };
         let mut writer = self.file.take();
         let mut buffer = BytesMut::new();
         let mut only: Option<Bytes> = None;
         let mut decoding = None;
         while wanted > 0 {
-            let Some(mut piece) = self.next().await? else { break };
+            let beside = buffer.len().max(only.as_ref().map_or(0, Bytes::len));
+            let Some(mut piece) = self.next(beside).await? else { break };
             if piece.len() as u64 > wanted {
                 self.rest = piece.split_off(wanted as usize);
             }
@@ -298,7 +387,10 @@ impl<'c> Upload<'c> {
                 buffer.extend_from_slice(&piece);
             }
             let held = buffer.len().max(only.as_ref().map_or(0, Bytes::len));
-            if held >= STEP_BYTES || expected > SMALL_BYTES_MAX as u64 && held >= STEP_BYTES / 4 {
+            let is_last = wanted == 0 || self.declared() == Some(0);
+            let room =
+                if expected > 0 { step.min(expected as usize) } else { (held + 1).next_power_of_two() };
+            if held >= step || !is_last && !self.try_charge(room.max(held)) {
                 let file = match &mut writer {
                     Some(file) => file,
                     none => {

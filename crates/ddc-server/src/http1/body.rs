@@ -2,6 +2,7 @@
 
 use std::future::Future as _;
 use std::io;
+use std::net::IpAddr;
 use std::pin::{Pin, pin};
 use std::task::{Context, Poll, ready};
 
@@ -9,6 +10,7 @@ use bytes::{BufMut as _, Bytes, BytesMut};
 use tokio::io::AsyncReadExt as _;
 
 use super::{Connection, Wire};
+use crate::memory::FREE_BYTES;
 use crate::source::Source;
 use crate::upload::SMALL_BYTES_MAX;
 
@@ -69,6 +71,16 @@ impl Left {
         self.awaited
     }
 
+    /// Bytes of the next piece: a body of known length comes in one piece if it is small, in large
+    /// ones if it is not.
+    fn piece_bytes(&self) -> usize {
+        match self.framing {
+            Framing::Length(left) if self.is_large => left.min(PIECE_BYTES) as usize,
+            Framing::Length(left) => left as usize,
+            _ => CHUNK_ROOM,
+        }
+    }
+
     pub(super) fn at_most(&self, limit: u64) -> bool {
         matches!(self.framing, Framing::Length(left) if left <= limit)
     }
@@ -87,6 +99,22 @@ impl<S: Wire> Source for Incoming<'_, S> {
             Framing::Length(left) => Some(left),
             _ => None,
         }
+    }
+
+    fn allow(&mut self, bytes: usize) {
+        self.0.piece_max = bytes;
+    }
+
+    fn asks_for(&self) -> usize {
+        self.0.left.piece_bytes()
+    }
+
+    fn address(&self) -> Option<IpAddr> {
+        self.0.guest.address()
+    }
+
+    fn arrived(&self) -> usize {
+        self.0.piece.len()
     }
 
     fn recycle(&mut self, piece: Bytes) {
@@ -123,6 +151,14 @@ impl<S: Wire> Connection<S> {
         polled
     }
 
+    /// Gives up the memory of the piece that is being received. What arrived of it is read.
+    pub(super) fn drop_piece(&mut self) {
+        if let Framing::Length(left) = &mut self.left.framing {
+            *left -= self.piece.len() as u64;
+        }
+        (self.piece, self.spare, self.piece_max) = (BytesMut::new(), BytesMut::new(), FREE_BYTES);
+    }
+
     /// Tells the client to send.
     fn poll_continue(&mut self, context: &mut Context<'_>) -> Poll<io::Result<()>> {
         if self.out.is_empty() {
@@ -138,9 +174,8 @@ impl<S: Wire> Connection<S> {
         Pin::new(&mut self.stream).poll_flush(context)
     }
 
-    /// A body of known length comes in one piece if it is small, in large ones if it is not.
     fn poll_length(&mut self, context: &mut Context<'_>, left: u64) -> Poll<io::Result<Option<Bytes>>> {
-        let wanted = if self.left.is_large { left.min(PIECE_BYTES) } else { left } as usize;
+        let wanted = self.left.piece_bytes().min(self.piece_max);
         if self.piece.capacity() == 0 {
             let held = self.buf.len().min(wanted);
             self.piece = match std::mem::take(&mut self.spare) {
@@ -188,7 +223,7 @@ impl<S: Wire> Connection<S> {
                     }
                 }
                 Step::More => {
-                    self.buf.reserve(CHUNK_ROOM);
+                    self.buf.reserve(CHUNK_ROOM.min(self.piece_max));
                     match pin!(self.stream.read_buf(&mut self.buf)).poll(context) {
                         Poll::Ready(Ok(0)) => return Poll::Ready(Err(io::ErrorKind::UnexpectedEof.into())),
                         Poll::Ready(Ok(_)) => {}

@@ -15,7 +15,8 @@ use tokio::net::TcpStream;
 use tokio::time::Instant;
 
 use super::{Connection, SOURCE_TIMEOUT, Wire};
-use crate::body::{Body, FilePart};
+use crate::body::{Body, FilePart, PIECE_BYTES};
+use crate::memory::{FREE_BYTES, Held, Memory};
 
 /// Bytes that are copied behind the head, to go out with it, rather than sent by themselves.
 const COPY_BYTES_MAX: usize = 16 << 10;
@@ -33,9 +34,15 @@ const JOINED_BYTES_MAX: u64 = 64 << 10;
 const SENDFILE_FIRST_BYTES: u64 = 48 << 10;
 
 impl<S: Wire> Connection<S> {
-    pub(super) async fn send(&mut self, answer: Response<Body>, keep: bool, old: bool) -> io::Result<()> {
+    pub(super) async fn send(
+        &mut self,
+        answer: Response<Body>,
+        (keep, old): (bool, bool),
+        memory: &Memory,
+    ) -> io::Result<()> {
         let (parts, mut body) = answer.into_parts();
         self.begin_transfer();
+        self.waiters = body.waiters().cloned();
         self.out.clear();
         let (status, out) = (parts.status, &mut self.out);
         for part in ["HTTP/1.1 ", status.as_str(), " ", status.canonical_reason().unwrap_or("-"), "\r\n"] {
@@ -60,6 +67,7 @@ impl<S: Wire> Connection<S> {
         }
         write_date(out);
         out.extend_from_slice(b"\r\n");
+        let mut held = None;
         while body.len() > 0 {
             if body.must_wait() {
                 let (watchdog, since) = (&mut self.watchdog, Instant::now());
@@ -70,11 +78,13 @@ impl<S: Wire> Connection<S> {
                 })
                 .await?;
                 self.pace.iter_mut().for_each(|pace| pace.excuse(since));
+                self.turn.iter_mut().for_each(|turn| turn.excuse(since));
             }
             match body.take_file() {
-                Some(part) => self.send_file(part, body.len() > 0).await?,
+                Some(part) => self.send_file(part, body.len() > 0, memory, &mut held).await?,
                 None => {
-                    let Some(bytes) = body.step(usize::MAX) else { break };
+                    let at_most = self.room(body.len(), PIECE_BYTES, memory, &mut held);
+                    let Some(bytes) = body.step(at_most) else { break };
                     self.send_bytes(bytes?, body.len() > 0).await?;
                 }
             }
@@ -90,6 +100,21 @@ impl<S: Wire> Connection<S> {
         Ok(())
     }
 
+    /// Bytes of an answer, of which `left` are left, that may be read next: at most `most`, few if
+    /// other requests hold all memory.
+    fn room(&mut self, left: u64, most: u64, memory: &Memory, held: &mut Option<Held>) -> usize {
+        let wanted = left.min(most);
+        if wanted > FREE_BYTES as u64 && held.as_ref().is_none_or(|held| held.bytes() < wanted) {
+            *held = None;
+            *held = memory.try_take(wanted);
+            if held.is_none() {
+                return FREE_BYTES;
+            }
+            self.waiters.get_or_insert_with(|| memory.waiters().clone());
+        }
+        most as usize
+    }
+
     async fn send_bytes(&mut self, bytes: Bytes, more: bool) -> io::Result<()> {
         if bytes.len() <= COPY_BYTES_MAX {
             self.out.extend_from_slice(&bytes);
@@ -100,14 +125,21 @@ impl<S: Wire> Connection<S> {
     }
 
     /// Sends part of a file, by the kernel alone where that is possible.
-    async fn send_file(&mut self, part: FilePart, more: bool) -> io::Result<()> {
+    async fn send_file(
+        &mut self,
+        part: FilePart,
+        more: bool,
+        memory: &Memory,
+        held: &mut Option<Held>,
+    ) -> io::Result<()> {
         let FilePart { blob, mut at, end } = part;
         let is_joined = end - at <= JOINED_BYTES_MAX;
         self.flush(is_joined).await?;
         let (file, start) = blob.place();
         let (Some(file), true) = (file.as_std(), self.stream.tcp().is_some()) else {
             while at < end {
-                let count = (end - at).min(256 << 10);
+                let room = self.room(end - at, 256 << 10, memory, held) as u64;
+                let count = (end - at).min(room);
                 let bytes = blob.read(at, count as usize)?;
                 at += count;
                 self.write_all(&bytes, more || at < end).await?;

@@ -3,8 +3,10 @@
 #[allow(dead_code, reason = "each test file uses a part of it")]
 use crate::common;
 
+use std::io::ErrorKind;
 use std::net::SocketAddr;
 
+use crate::strangers::{HEADERS, Http2, frame, get};
 use common::{Client, Reply, Server};
 use futures_util::future::join_all;
 use hyper::StatusCode;
@@ -144,34 +146,36 @@ async fn head_of(addr: SocketAddr, path: &str) -> (String, TcpStream) {
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn readers_of_raw_data_that_do_not_read_hold_a_block_each() {
+async fn readers_of_raw_data_that_do_not_read_give_way_to_those_that_do() {
     const READERS: usize = 24;
     const RAW: usize = 64 * MIB;
+    // A block of 256 KiB, compressed and twice raw, and a table: about 0.7 MiB each.
     let server = server(4 << 20).await;
     let client = server.client().await;
     let id = zeros_hash(RAW);
     let path = put_compressed(&client, &id, RAW, compress_lz4(&vec![0; RAW], 18)).await;
     let raw = format!("{path}.raw");
     let held = join_all((0..READERS).map(|_| head_of(server.addr, &raw))).await;
-    let served = held.iter().filter(|(head, _)| head.starts_with("HTTP/1.1 200 ")).count();
-    let refused = held.iter().filter(|(head, _)| head.starts_with("HTTP/1.1 503 ")).count();
-    // A block of 256 KiB, compressed and twice raw, and a table: about 0.7 MiB.
-    assert!((1..=8).contains(&served), "{served} of {READERS} are served from 4 MiB");
-    assert_eq!(served + refused, READERS);
-    // The others are refused while these stay, and a HEAD needs no memory.
+    let count = |status: &str| held.iter().filter(|(head, _)| head.starts_with(status)).count();
+    assert_eq!(count("HTTP/1.1 200 ") + count("HTTP/1.1 503 "), READERS);
+    // A HEAD needs no memory.
     let reply = client.send("HEAD", &raw, &[], "").await;
     assert_eq!((reply.status, reply.header("Content-Length")), (StatusCode::OK, "67108864"));
-    drop(held);
-    // Their memory is there again, once the server has noticed.
-    loop {
+    // They stay.
+    let is_read = async || loop {
         let (head, mut stream) = head_of(server.addr, &raw).await;
         if head.starts_with("HTTP/1.1 200 ") {
             let mut body = Vec::new();
             stream.read_to_end(&mut body).await.expect("all of it");
-            assert!(body == vec![0; RAW]);
-            return;
+            return body == vec![0; RAW];
         }
-    }
+    };
+    assert!(is_read().await);
+    // The same over HTTP/2, with streams that have no window.
+    let mut streams = Http2::connect(server.addr, 0);
+    (0..READERS as u32).for_each(|at| streams.send(&frame(HEADERS, 5, 2 * at + 1, &get(&raw))));
+    assert!(is_read().await);
+    drop(streams);
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
@@ -273,26 +277,25 @@ async fn uploads_with_large_blocks_hold_the_memory_of_their_decoder() {
     let buffer = compress_lz4(&vec![0; RAW], 24);
     let path = format!("/api/v1/compressed-blobs/n/{id}");
     let mut slow = TcpStream::connect(server.addr).await.expect("it listens");
-    let (last, most) = buffer.split_last().expect("not empty");
+    let most = &buffer[..buffer.len() - 1];
     // A short body of declared length is handed on as a whole.
     let head = format!(
         "PUT {path} HTTP/1.1\r\nHost: localhost\r\n{COMP}\r\nTransfer-Encoding: chunked\r\nConnection: close\r\n\r\n{:x}\r\n",
         most.len()
     );
     slow.write_all(&[head.as_bytes(), most, b"\r\n"].concat()).await.expect("it reads");
-    // Once the slow one has its memory, another waits for it in vain.
-    let client = server.client().await;
-    loop {
+    // Once the slow one has its memory, another waits for it, and gets it.
+    let (client, mut answer) = (server.client().await, [0; 1_024]);
+    let answer = loop {
         let reply = client.send("PUT", &path, &[COMP], buffer.clone()).await;
-        if reply.status == StatusCode::SERVICE_UNAVAILABLE {
-            assert!(reply.text().contains("other requests hold"), "{}", reply.text());
-            break;
+        assert_eq!(reply.status, StatusCode::OK, "{}", reply.text());
+        match slow.try_read(&mut answer) {
+            Ok(count) => break String::from_utf8_lossy(&answer[..count]),
+            Err(error) => assert_eq!(error.kind(), ErrorKind::WouldBlock),
         }
-    }
-    slow.write_all(&[&b"1\r\n"[..], &[*last], b"\r\n0\r\n\r\n"].concat()).await.expect("it reads");
-    let mut answer = String::new();
-    slow.read_to_string(&mut answer).await.expect("an answer");
-    assert!(answer.starts_with("HTTP/1.1 200 "), "{answer}");
+    };
+    assert!(answer.starts_with("HTTP/1.1 503 "), "{answer}");
+    assert!(answer.contains("less than 16 KiB came in a second"), "{answer}");
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
@@ -317,14 +320,22 @@ async fn what_is_made_of_an_object_is_taken_from_the_memory_of_all() {
     let put = || client.send("PUT", &path, &["Content-Type: application/x-ue-cbpkg"], package.clone());
     let get = || client.send("GET", &json, &["Accept: application/json"], "");
 
-    let (head, stalled) = head_of(server.addr, &format!("{raw}.raw")).await;
-    assert!(head.starts_with("HTTP/1.1 200 "), "{head}");
-    assert_eq!(put().await.status, StatusCode::SERVICE_UNAVAILABLE);
-    assert_eq!(get().await.status, StatusCode::SERVICE_UNAVAILABLE);
-    drop(stalled);
-    // Alone each takes what there is, once the server has noticed.
-    while put().await.status != StatusCode::OK {}
+    // Each waits for what a stalled reader holds, who loses it.
+    let stalled = async || {
+        let (head, stream) = head_of(server.addr, &format!("{raw}.raw")).await;
+        assert!(head.starts_with("HTTP/1.1 200 "), "{head}");
+        stream
+    };
+    let has_lost = async |mut stream: TcpStream| {
+        let mut body = Vec::new();
+        stream.read_to_end(&mut body).await.is_err() || body.len() < RAW
+    };
+    let reader = stalled().await;
+    assert_eq!(put().await.status, StatusCode::OK);
+    assert!(has_lost(reader).await);
+    let reader = stalled().await;
     assert_eq!(get().await.status, StatusCode::OK);
+    assert!(has_lost(reader).await);
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
@@ -371,4 +382,39 @@ async fn a_package_of_many_small_blobs_is_read_as_it_is_sent() {
         rest = behind;
     }
     assert_eq!((table.entries.len(), rest.len()), (201, 0));
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn uploads_of_any_size_are_stored_when_others_hold_all_memory() {
+    let server = server(20 << 10).await;
+    let client = server.client().await;
+    let noise: Vec<u8> = (0_u32..800_000).flat_map(|at| at.wrapping_mul(0x9E37_79B9).to_be_bytes()).collect();
+    for len in [1, 16 << 10, (16 << 10) + 1, 60_000, 400_000, MIB, MIB + 1, 3_000_000] {
+        let content = &noise[..len];
+        let path = format!("/api/v1/blobs/n/{}", IoHash::of(content));
+        let octets = "Content-Type: application/octet-stream";
+        let reply = client.send("PUT", &path, &[octets], content.to_vec()).await;
+        assert_eq!(reply.status, StatusCode::OK, "{len}: {}", reply.text());
+        // In chunks, on a connection that goes on.
+        let mut stream = TcpStream::connect(server.addr).await.expect("it listens");
+        let mut bytes =
+            format!("PUT /kv/n/{len} HTTP/1.1\r\nHost: localhost\r\nTransfer-Encoding: chunked\r\n\r\n")
+                .into_bytes();
+        for chunk in content.chunks(70_001) {
+            bytes.extend(format!("{:x}\r\n", chunk.len()).bytes());
+            bytes.extend_from_slice(chunk);
+            bytes.extend_from_slice(b"\r\n");
+        }
+        bytes.extend_from_slice(
+            b"0\r\n\r\nGET /health/ready HTTP/1.1\r\nHost: localhost\r\nConnection: close\r\n\r\n",
+        );
+        let mut answers = String::new();
+        let (mut read, mut write) = stream.split();
+        let (sent, _) = tokio::join!(write.write_all(&bytes), read.read_to_string(&mut answers));
+        sent.expect("it reads");
+        assert_eq!(answers.matches("HTTP/1.1 200 ").count(), 2, "{len}: {answers}");
+        for path in [&*path, &format!("/kv/n/{len}")] {
+            assert!(client.get(path, "*/*").await.body == content, "{path}: {len}");
+        }
+    }
 }

@@ -13,7 +13,7 @@ use crate::common::Server;
 
 /// Frame types of HTTP/2.
 const DATA: u8 = 0;
-const HEADERS: u8 = 1;
+pub(crate) const HEADERS: u8 = 1;
 const RST_STREAM: u8 = 3;
 const SETTINGS: u8 = 4;
 const PING: u8 = 6;
@@ -106,9 +106,9 @@ fn a_refusal_does_not_wait_for_the_body() {
 }
 
 /// A client of HTTP/2 that says what it wants to.
-struct Http2(TcpStream);
+pub(crate) struct Http2(TcpStream);
 
-fn frame(kind: u8, flags: u8, stream: u32, payload: &[u8]) -> Vec<u8> {
+pub(crate) fn frame(kind: u8, flags: u8, stream: u32, payload: &[u8]) -> Vec<u8> {
     let len = u32::try_from(payload.len()).expect("small").to_be_bytes();
     let mut bytes = vec![len[1], len[2], len[3], kind, flags];
     bytes.extend(stream.to_be_bytes());
@@ -117,7 +117,7 @@ fn frame(kind: u8, flags: u8, stream: u32, payload: &[u8]) -> Vec<u8> {
 }
 
 /// A GET as a header block without compression.
-fn get(path: &str) -> Vec<u8> {
+pub(crate) fn get(path: &str) -> Vec<u8> {
     // Indexed fields: method GET, scheme http.
     let mut block = vec![0x82, 0x86];
     // Literal fields with an indexed name: authority, path.
@@ -130,7 +130,7 @@ fn get(path: &str) -> Vec<u8> {
 
 impl Http2 {
     /// A connection whose streams begin with a window of `window` bytes.
-    fn connect(addr: SocketAddr, window: u32) -> Http2 {
+    pub(crate) fn connect(addr: SocketAddr, window: u32) -> Http2 {
         let mut client = Http2(connect(addr));
         let mut settings = vec![0, 4];
         settings.extend(window.to_be_bytes());
@@ -139,7 +139,7 @@ impl Http2 {
         client
     }
 
-    fn send(&mut self, bytes: &[u8]) {
+    pub(crate) fn send(&mut self, bytes: &[u8]) {
         // A server that has heard enough closes.
         let _ = self.0.write_all(bytes);
     }
@@ -252,6 +252,61 @@ fn stalled_streams_hold_little_memory() {
     let held = resident_bytes().saturating_sub(before);
     // Other tests run beside it. Pieces of 512 KiB would be 1,280 MiB.
     assert!(held < 384 << 20, "{} MiB", held >> 20);
+}
+
+#[test]
+fn bodies_that_do_not_end_share_their_memory() {
+    const BODIES: usize = 380;
+    let runtime = tokio::runtime::Runtime::new().expect("threads");
+    let rules = Rules { memory_bytes_max: 16 << 20, ..Rules::default() };
+    let server = runtime.block_on(Server::start_with(rules, 1_000));
+    let before = resident_bytes();
+    let head = "POST /api/v1/blobs/n/exist HTTP/1.1\r\nHost: localhost\r\nContent-Length: 1000000\r\n\
+                Content-Type: application/json\r\n\r\n";
+    let bytes = [head.as_bytes(), &vec![b' '; 900_000]].concat();
+    let connect = |_| {
+        let socket = TcpStream::connect(server.addr).expect("it listens");
+        socket.set_nonblocking(true).expect("a socket");
+        (socket, 0)
+    };
+    let mut sockets: Vec<_> = (0..BODIES).map(connect).collect();
+    // What is beyond the memory for bodies is not read, or refused.
+    let mut passes_without = 0;
+    while passes_without < 1_000 {
+        passes_without += 1;
+        for (socket, at) in &mut sockets {
+            if let Ok(count @ 1..) = socket.write(&bytes[*at..]) {
+                (*at, passes_without) = (*at + count, 0);
+            }
+        }
+        std::thread::yield_now();
+    }
+    let held = resident_bytes().saturating_sub(before);
+    // Other tests run beside it. All of the bodies would be 326 MiB.
+    assert!(held < 200 << 20, "{} MiB", held >> 20);
+    // Other clients get the memory of those that pause; an upload goes on without.
+    let content = vec![9_u8; 1_000_000];
+    let path = format!("/api/v1/blobs/n/{}", IoHash::of(&content));
+    let (octets, json) = (["Content-Type: application/octet-stream"], ["Content-Type: application/json"]);
+    runtime.block_on(async {
+        let client = server.client().await;
+        assert_eq!(client.send("PUT", &path, &octets, content.clone()).await.status.as_u16(), 200);
+        assert!(client.send("GET", &path, &[], "").await.body == content);
+        let many = format!("[{}]", vec![format!("\"{}\"", IoHash::of(&content)); 10_000].join(","));
+        // Those that send come first. The others stay, and are in nobody's way.
+        for tries in 1.. {
+            let client = server.client().await;
+            let reply = client.send("POST", "/api/v1/blobs/n/exist", &json, many.clone()).await;
+            if reply.status.as_u16() != 503 {
+                assert_eq!((reply.status.as_u16(), reply.text()), (200, "{\"needs\":[]}"));
+                break;
+            }
+            assert!(tries < 10, "{}", reply.text());
+        }
+    });
+    let held = resident_bytes().saturating_sub(before);
+    // Other tests run beside it. All of the bodies would be 326 MiB.
+    assert!(held < 200 << 20, "{} MiB", held >> 20);
 }
 
 #[test]
