@@ -645,7 +645,7 @@ mod tests {
             let (mut sent, mut without) = (0, 0);
             while without < 3 {
                 stream.reserve_capacity(2 * CONNECTION_WINDOW as usize);
-                // What the server had sent before its answer is here.
+                // The answer comes behind everything that the server had sent.
                 pings.ping(h2::Ping::opaque()).await.expect("an open connection");
                 let room = stream.capacity();
                 without = if room == 0 { without + 1 } else { 0 };

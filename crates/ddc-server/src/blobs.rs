@@ -18,11 +18,11 @@ use crate::blocking;
 use crate::body::{Body, Check, CheckKind, Findings};
 use crate::fetch::Found;
 use crate::headers::IO_HASH;
-use crate::memory::{Held, MEMORY_WAIT};
+use crate::memory::{Held, MEMORY_WAIT, SMALL_BYTES_MAX};
 use crate::origin::{Located, Reach};
 use crate::preconditions::{Preconditions, tag_of, tag_value};
 use crate::service::{ApiRequest, Service, check_hash, hash_value};
-use crate::upload::{Received, SMALL_BYTES_MAX, verified};
+use crate::upload::{Received, verified};
 
 /// Blobs that were read and found sound; when there are more, all that is forgotten and gained
 /// again.

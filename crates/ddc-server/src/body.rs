@@ -10,11 +10,10 @@ use throng_ddc::{Hasher, IoHash, Namespace};
 use throng_ddc_store::{Blob, is_damage};
 
 use crate::json::JsonBody;
-use crate::memory::{FREE_BYTES, Held, Waiters};
+use crate::memory::{FREE_BYTES, Held, SMALL_BYTES_MAX, Waiters};
 use crate::raw::RawBlob;
 use crate::relay::Relay;
 use crate::streaming::StreamedBlob;
-use crate::upload::SMALL_BYTES_MAX;
 
 /// Bytes that one step reads. Half of it costs an eighth more in system calls, twice of it falls
 /// out of the second-level cache before it is sent.

@@ -15,9 +15,10 @@ use crate::answer::{Problem, empty};
 use crate::blobs::FORMS_TRIED_MAX;
 use crate::blocking;
 use crate::body::Body;
+use crate::memory::SMALL_BYTES_MAX;
 use crate::origin::{Located, Reach};
 use crate::service::{ApiRequest, Service};
-use crate::upload::{Received, SMALL_BYTES_MAX};
+use crate::upload::Received;
 
 /// Time for which an address in the object storage may be used.
 const REDIRECT_VALID: Duration = Duration::from_secs(15 * 60);

@@ -17,11 +17,12 @@ use tokio::sync::MutexGuard;
 use crate::answer::{Problem, unverifiable};
 use crate::blocking;
 use crate::body::Body;
+use crate::memory::SMALL_BYTES_MAX;
 use crate::origin::{Closed, Flight, Located, Origin, Reach, Read};
 use crate::service::Service;
 use crate::source::{FetchedBody, OTHER_CONTENT, Source as _};
 use crate::streaming::{Begun, StreamedBlob};
-use crate::upload::{Received, SMALL_BYTES_MAX, Upload, verified};
+use crate::upload::{Received, Upload, verified};
 use crate::upstream::{Form, Upstream, for_request, way};
 
 /// A copy of this age is no proof any more that the object storage has the blob.

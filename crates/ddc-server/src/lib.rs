@@ -14,9 +14,9 @@
 //!
 //! Memory of requests is bounded by [`Rules::memory_bytes_max`] for all of them together, beyond 16
 //! KiB that each has for free. A request that finds none waits 2 s for it; meanwhile clients that
-//! move less than 16 KiB in a second lose what they hold, with 503 if they can be answered. At most 16
-//! requests of one address wait for their bodies' memory or their answers to batches; further ones
-//! get 503 at once, so that a crowd of them fills no queue in which others wait.
+//! move less than 16 KiB in a second lose what they hold, with 503 if they can be answered. At most
+//! 16 requests of one address wait for their bodies' memory or their answers to batches; further
+//! ones get 503 at once, so that a crowd of them fills no queue in which others wait.
 //!
 //! | Part of a request | Memory |
 //! |---|---|

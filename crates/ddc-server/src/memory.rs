@@ -16,6 +16,9 @@ use tokio::time::{Instant, sleep, timeout_at};
 
 /// Time that a request waits for memory that others hold. Editors wait 10 s for a first byte.
 pub(crate) const MEMORY_WAIT: Duration = Duration::from_secs(2);
+/// Blobs up to this size are held in memory until they are written to the log; larger ones go to
+/// files as they arrive.
+pub(crate) const SMALL_BYTES_MAX: usize = 1 << 20;
 /// Bytes that a request holds without taking memory.
 pub(crate) const FREE_BYTES: usize = 16 << 10;
 /// Requests of one address that wait for memory: a crowd of them does not fill the queue in which
@@ -134,9 +137,9 @@ impl Memory {
             return Ok(taken);
         }
         let count = u32::try_from(bytes.div_ceil(UNIT)).unwrap_or(u32::MAX);
-        let _place = match address.map(|address| Place::take(&self.by_address, address)) {
+        let _slot = match address.map(|address| WaitSlot::take(&self.by_address, address)) {
             Some(None) => return Err(Exhausted { bytes: self.bytes }),
-            place => place,
+            slot => slot,
         };
         let _waiting = self.waiters.begin();
         let waited = timeout_at(until, Arc::clone(&self.permits).acquire_many_owned(count)).await;
@@ -145,25 +148,25 @@ impl Memory {
     }
 }
 
-/// A place among the requests of an address that wait.
-struct Place<'m> {
+/// A slot of an address for a request that waits.
+struct WaitSlot<'m> {
     by_address: &'m Mutex<HashMap<IpAddr, usize>>,
     address: IpAddr,
 }
 
-impl Place<'_> {
-    fn take(by_address: &Mutex<HashMap<IpAddr, usize>>, address: IpAddr) -> Option<Place<'_>> {
+impl WaitSlot<'_> {
+    fn take(by_address: &Mutex<HashMap<IpAddr, usize>>, address: IpAddr) -> Option<WaitSlot<'_>> {
         let mut counts = by_address.lock().unwrap_or_else(PoisonError::into_inner);
         let count = counts.entry(address).or_default();
         if *count >= WAITING_MAX {
             return None;
         }
         *count += 1;
-        Some(Place { by_address, address })
+        Some(WaitSlot { by_address, address })
     }
 }
 
-impl Drop for Place<'_> {
+impl Drop for WaitSlot<'_> {
     fn drop(&mut self) {
         let mut counts = self.by_address.lock().unwrap_or_else(PoisonError::into_inner);
         if let Some(count) = counts.get_mut(&self.address) {

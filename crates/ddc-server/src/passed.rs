@@ -20,11 +20,11 @@ use crate::blobs::HeldBytes;
 use crate::blocking;
 use crate::body::Body;
 use crate::fetch::Found;
-use crate::memory::MEMORY_WAIT;
+use crate::memory::{MEMORY_WAIT, SMALL_BYTES_MAX};
 use crate::relay::{Failed, Relay};
 use crate::service::Service;
 use crate::source::{FetchedBody, OTHER_CONTENT};
-use crate::upload::{Received, SMALL_BYTES_MAX, Upload};
+use crate::upload::{Received, Upload};
 use crate::upstream::{Upstream, for_request, way};
 
 /// Blobs up to this size are received into memory.

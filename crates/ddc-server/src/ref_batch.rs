@@ -14,10 +14,10 @@ use throng_ddc_store::RefValue;
 use crate::answer::{Answer, Problem, with_type};
 use crate::batch::{BATCH_BYTES_MAX, Budget, chains};
 use crate::body::Body;
+use crate::memory::SMALL_BYTES_MAX;
 use crate::preconditions::Preconditions;
 use crate::refs::{Object, check_bucket, object_gone};
 use crate::service::{ApiRequest, Service};
-use crate::upload::SMALL_BYTES_MAX;
 
 impl Service {
     pub(crate) async fn batch(

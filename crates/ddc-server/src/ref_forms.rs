@@ -19,13 +19,13 @@ use crate::body::Body;
 use crate::fetch::Found;
 use crate::headers::{INLINE_HASH, IO_HASH};
 use crate::json::{JsonBody, PIECE_BYTES};
-use crate::memory::MEMORY_WAIT;
+use crate::memory::{MEMORY_WAIT, SMALL_BYTES_MAX};
 use crate::origin::{Located, Reach};
 use crate::passed::RELAY_BYTES;
 use crate::preconditions::tag_value;
 use crate::raw::{self, RawBlob, RawError};
 use crate::service::{Service, hash_value};
-use crate::upload::{SMALL_BYTES_MAX, compressed_problem};
+use crate::upload::compressed_problem;
 
 /// Bytes of small blobs that a package holds in memory; further ones are read as they are sent.
 const PACKAGE_BYTES_MAX: u64 = SMALL_BYTES_MAX as u64;

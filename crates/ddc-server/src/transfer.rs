@@ -14,9 +14,9 @@ use throng_ddc::api::RefName;
 use throng_ddc::{Bucket, Document, Hasher, IoHash, Key, Namespace, Timestamp};
 use throng_ddc_store::{Blob, ChangeResult, Done, PutRef, RefValue, Store, StoreError, Tier, TierError};
 
+use crate::memory::SMALL_BYTES_MAX;
 use crate::node::Node;
 use crate::service::Service;
-use crate::upload::SMALL_BYTES_MAX;
 
 /// Version of the stream. Version 1 has no end, so that a stream that was cut short between two
 /// entries looks whole.

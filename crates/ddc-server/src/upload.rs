@@ -15,13 +15,10 @@ use throng_ddc_store::{Blob, LargeWriter, Store};
 use tokio::time::{Instant, Sleep, sleep_until};
 
 use crate::answer::Problem;
-use crate::memory::{FREE_BYTES, Held, MEMORY_WAIT, Memory};
+use crate::memory::{FREE_BYTES, Held, MEMORY_WAIT, Memory, SMALL_BYTES_MAX};
 use crate::source::Source;
 use crate::streaming::StreamedBlob;
 
-/// Blobs up to this size are held in memory until they are written to the log; larger ones go to
-/// files as they arrive.
-pub(crate) const SMALL_BYTES_MAX: usize = 1 << 20;
 /// Bytes that are hashed and written in one step.
 const STEP_BYTES: usize = 1 << 20;
 /// Bytes of memory that a body takes in one step.

@@ -10,9 +10,8 @@ use bytes::{BufMut as _, Bytes, BytesMut};
 use tokio::io::AsyncReadExt as _;
 
 use super::{Connection, Wire};
-use crate::memory::FREE_BYTES;
+use crate::memory::{FREE_BYTES, SMALL_BYTES_MAX};
 use crate::source::Source;
-use crate::upload::SMALL_BYTES_MAX;
 
 /// Bytes of a large body that are handed on together: enough for hashing at full speed, little
 /// enough to be in the second-level cache still when they are written.
