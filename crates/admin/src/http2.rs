@@ -4,8 +4,8 @@
 //! that streams without a window hold memory for ever. Here nothing of a body is read before its
 //! stream has a window and its memory fits two budgets, one of the connection and one of all
 //! connections. A stream without progress is reset, and a connection that sends more control frames
-//! than its requests need ends with GOAWAY. Bytes of requests that nobody has taken yet fill the
-//! connection's window at most, which is that of the protocol for most connections.
+//! than its requests need ends with GOAWAY. Unread bytes of requests fill at most the window of
+//! their connection, for most connections the protocol's default of 64 KiB.
 
 mod meter;
 

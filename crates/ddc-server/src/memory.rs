@@ -100,7 +100,7 @@ impl Memory {
         &self.waiters
     }
 
-    /// Takes memory for `bytes` if nobody holds it or waits for it.
+    /// Takes memory for `bytes` at once; `None` if that much is not free, or a request waits.
     pub(crate) fn try_take(&self, bytes: u64) -> Option<Held> {
         let count = u32::try_from(bytes.div_ceil(UNIT)).ok()?;
         Arc::clone(&self.permits).try_acquire_many_owned(count).ok().map(|taken| self.held(taken))

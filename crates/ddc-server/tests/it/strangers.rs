@@ -270,7 +270,7 @@ fn bodies_that_do_not_end_share_their_memory() {
         (socket, 0)
     };
     let mut sockets: Vec<_> = (0..BODIES).map(connect).collect();
-    // What is beyond the memory for bodies is not read, or refused.
+    // Bodies beyond the memory stay in their sockets, or are refused.
     let mut passes_without = 0;
     while passes_without < 1_000 {
         passes_without += 1;
@@ -293,7 +293,7 @@ fn bodies_that_do_not_end_share_their_memory() {
         assert_eq!(client.send("PUT", &path, &octets, content.clone()).await.status.as_u16(), 200);
         assert!(client.send("GET", &path, &[], "").await.body == content);
         let many = format!("[{}]", vec![format!("\"{}\"", IoHash::of(&content)); 10_000].join(","));
-        // Those that send come first. The others stay, and are in nobody's way.
+        // Active senders are served first; the stalled ones stay connected and delay nobody.
         for tries in 1.. {
             let client = server.client().await;
             let reply = client.send("POST", "/api/v1/blobs/n/exist", &json, many.clone()).await;
