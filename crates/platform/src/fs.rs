@@ -102,8 +102,19 @@ const LOCK: &str = "lock";
 #[derive(Clone, Debug)]
 pub struct Folder {
     path: PathBuf,
-    /// Lock file, locked while it is open.
-    _lock: Arc<std::fs::File>,
+    _lock: Arc<HeldLock>,
+}
+
+/// Locked lock file.
+#[derive(Debug)]
+struct HeldLock(std::fs::File);
+
+impl Drop for HeldLock {
+    fn drop(&mut self) {
+        // A child process that another thread starts has a copy of the descriptor until it
+        // executes its program, so closing this one alone would not unlock the file.
+        let _ = self.0.unlock();
+    }
 }
 
 impl Folder {
@@ -118,7 +129,7 @@ impl Folder {
         let lock =
             std::fs::OpenOptions::new().create(true).truncate(false).write(true).open(path.join(LOCK))?;
         match lock.try_lock() {
-            Ok(()) => Ok(Folder { path, _lock: Arc::new(lock) }),
+            Ok(()) => Ok(Folder { path, _lock: Arc::new(HeldLock(lock)) }),
             Err(std::fs::TryLockError::WouldBlock) => {
                 let why = "another process uses this folder; stop it first";
                 Err(io::Error::new(io::ErrorKind::WouldBlock, why))
@@ -202,8 +213,8 @@ impl Fs for Folder {
 pub struct ReadOnlyFolder {
     path: PathBuf,
     written: crate::SimulatedDisk,
-    /// Lock file, locked while it is open, shared with other readers.
-    _lock: Option<std::fs::File>,
+    /// Shared with other readers.
+    _lock: Option<HeldLock>,
 }
 
 impl ReadOnlyFolder {
@@ -227,7 +238,11 @@ impl ReadOnlyFolder {
             }
             Err(std::fs::TryLockError::Error(error)) => return Err(error),
         }
-        Ok(ReadOnlyFolder { path, written: crate::SimulatedDisk::new(Default::default()), _lock: lock })
+        Ok(ReadOnlyFolder {
+            path,
+            written: crate::SimulatedDisk::new(Default::default()),
+            _lock: lock.map(HeldLock),
+        })
     }
 }
 
@@ -372,3 +387,21 @@ const NO_ATIME: i32 = rustix::fs::OFlags::NOATIME.bits().cast_signed();
 
 /// Linux takes 1,024 parts in one call.
 const IOV_MAX: usize = 1024;
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_folder_is_free_when_it_is_closed_while_a_child_process_starts() {
+        let folder = tempfile::tempdir().expect("a temporary folder");
+        let own = Folder::new(folder.path()).expect("nobody has it");
+        // What a child process has of it between `fork` and `execve`.
+        let copy = own._lock.0.try_clone().expect("a descriptor");
+        let error = Folder::new(folder.path()).expect_err("it is in use");
+        assert_eq!(error.kind(), io::ErrorKind::WouldBlock);
+        drop(own);
+        let again = Folder::new(folder.path()).expect("it was closed");
+        drop((copy, again));
+    }
+}
