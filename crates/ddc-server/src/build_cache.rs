@@ -16,7 +16,7 @@ use hyper::header::{self, HeaderValue};
 use hyper::{Response, StatusCode};
 use throng_ddc::api::{Media, RefName};
 use throng_ddc::policy::Action;
-use throng_ddc::{Document, IoHash, Namespace, Style, Value};
+use throng_ddc::{Bucket, Document, IoHash, Key, Namespace, Style, Value};
 
 use crate::answer::{Answer, Problem, empty, reply};
 use crate::body::Body;
@@ -158,9 +158,31 @@ impl Service {
             let bytes = self.entry_bytes(namespace, &blob).await?.ok_or_else(lost)?;
             named.extend(action::read_tree(&bytes).ok_or_else(lost)?);
         }
+        named.extend(result.trees);
         named.sort();
         named.dedup();
-        let mut lookups = stream::iter(named)
+        self.check_contents(namespace, &named).await?;
+        // An eviction that began before these uses may be about to remove some of the contents.
+        // What an object storage has is not lost with its copy.
+        if self.store.is_collecting() && self.tier().is_none() {
+            let refs: Vec<(Bucket, Key)> = named
+                .iter()
+                .map(|digest| ref_name(namespace, CONTENTS, &digest.sha.0))
+                .map(|name| (name.bucket, name.key))
+                .collect();
+            self.commit(|done| self.store.keep_used(namespace, &refs, done)).await?;
+            self.check_contents(namespace, &named).await?;
+        }
+        Ok(())
+    }
+
+    /// Fails with 404 unless all these contents are here, and marks them as used.
+    async fn check_contents(
+        self: &Arc<Service>,
+        namespace: &Namespace,
+        contents: &[Digest],
+    ) -> Result<(), Problem> {
+        let mut lookups = stream::iter(contents.iter().copied())
             .map(|digest| async move { (self.content(namespace, &digest).await, digest) })
             .buffer_unordered(LOOKUPS_MAX);
         while let Some((found, digest)) = lookups.next().await {

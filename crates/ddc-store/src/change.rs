@@ -16,7 +16,8 @@ pub enum ChangeResult {
     Unchanged,
     /// Another object is there, and overwriting was not permitted.
     Conflict(RefValue),
-    /// A blob that the ref relies on was removed meanwhile: resolve the attachments again.
+    /// A blob that the ref relies on was removed meanwhile: resolve the attachments again. Or
+    /// something that was to be kept is not stored.
     Lost,
     /// The namespace may not hold as much.
     OverQuota,
@@ -79,7 +80,11 @@ pub(crate) enum Change {
     Delete {
         key: Vec<u8>,
     },
-    /// Deletes what still has this value, unless a ref came to rely on it.
+    /// Keeps refs and blobs from the collections that run.
+    Use {
+        keys: Vec<Vec<u8>>,
+    },
+    /// Deletes what still has this value, unless a ref or an answer came to rely on it.
     Collect {
         key: Vec<u8>,
         value: Box<[u8]>,

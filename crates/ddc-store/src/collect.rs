@@ -219,7 +219,7 @@ impl Store {
             false => relied_on.collections -= 1,
         }
         if relied_on.collections == 0 {
-            relied_on.blobs.clear();
+            relied_on.used.clear();
         }
     }
 

@@ -172,6 +172,11 @@ impl<'s> Plan<'s> {
                 self.tell(&key, false, &value.object)?;
                 self.set(key, value.write(), old.as_ref());
             }
+            Change::Use { keys } => {
+                if !self.rely_on(&keys)? {
+                    return Ok(ChangeResult::Lost);
+                }
+            }
             Change::Set { key, value } => {
                 let old = self.get(&key)?;
                 self.set(key, value, old.as_ref());
@@ -321,18 +326,21 @@ impl<'s> Plan<'s> {
         Ok(())
     }
 
-    /// Reports whether all these blobs are stored. A collection that runs will not take them.
-    fn rely_on(&mut self, blobs: &[Vec<u8>]) -> Result<bool, StoreError> {
-        for key in blobs {
-            if self.get(key)?.is_none() {
-                return Ok(false);
+    /// Reports whether all these refs and blobs are stored. A collection that runs will not take
+    /// those that are.
+    fn rely_on(&mut self, keys: &[Vec<u8>]) -> Result<bool, StoreError> {
+        let mut used = Vec::with_capacity(keys.len());
+        for key in keys {
+            if self.get(key)?.is_some() {
+                used.push(fingerprint(key));
             }
         }
+        let are_all_stored = used.len() == keys.len();
         let mut relied_on = lock(&self.store.relied_on);
         if relied_on.collections > 0 {
-            relied_on.blobs.extend(blobs.iter().cloned());
+            relied_on.used.extend(used);
         }
-        Ok(true)
+        Ok(are_all_stored)
     }
 
     fn set(&mut self, key: Vec<u8>, value: Vec<u8>, old: Option<&IndexEntry>) {

@@ -20,6 +20,7 @@ use crate::locks::lock;
 use crate::log::{Log, Segments};
 use crate::quota::{Quotas, Replaced, Sizes};
 use crate::repeated::Repeated;
+use crate::run::fingerprint;
 use throng_platform::{File, Fs};
 
 /// Time when a change is acknowledged.
@@ -127,20 +128,21 @@ pub(crate) struct Kept {
     pub(crate) bytes_max: u64,
 }
 
-/// Blobs that no collection or eviction removes.
+/// Refs and blobs that no collection or eviction removes.
 #[derive(Default)]
 pub(crate) struct Reliance {
     pub(crate) collections: u32,
-    /// Those that refs came to rely on since the first of the running collections began.
-    pub(crate) blobs: BTreeSet<Vec<u8>>,
-    /// Those that uploads hold, and the number of uploads.
+    /// Fingerprints of those that refs or answers came to rely on since the first of the running
+    /// collections began.
+    pub(crate) used: BTreeSet<u64>,
+    /// Blobs that uploads hold, and the number of uploads.
     pub(crate) held: BTreeMap<Vec<u8>, u32>,
     pub(crate) repeated: Repeated,
 }
 
 impl Reliance {
-    pub(crate) fn has(&self, blob: &[u8]) -> bool {
-        self.blobs.contains(blob) || self.held.contains_key(blob) || self.repeated.has(blob)
+    pub(crate) fn has(&self, key: &[u8]) -> bool {
+        self.used.contains(&fingerprint(key)) || self.held.contains_key(key) || self.repeated.has(key)
     }
 }
 

@@ -1,11 +1,15 @@
 //! Build caches: Bazel's HTTP cache, and names of any form for ccache and sccache.
 
+use std::cell::RefCell;
+use std::collections::HashMap;
 use std::io::Cursor;
+use std::sync::Arc;
+use std::time::{SystemTime, UNIX_EPOCH};
 
 use throng_ddc::policy::{Acl, Action, Policies, Policy, Scope};
-use throng_ddc::{IoHash, Style, Value};
+use throng_ddc::{Bucket, IoHash, Key, Namespace, Style, Timestamp, Value};
 use throng_ddc_server::{Access, Listener, Node, Origin, Rules, Tokens};
-use throng_ddc_store::{Options, Quotas};
+use throng_ddc_store::{EvictOptions, Options, Quotas};
 
 use crate::common::{Client, Reply, Server};
 
@@ -270,4 +274,68 @@ async fn an_export_and_an_eviction_take_entries_with_what_they_name() {
         gone += usize::from(content == 404);
     }
     assert!(gone > 0, "{evicted:?}");
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn a_result_that_is_given_during_an_eviction_keeps_what_it_names() {
+    let server = Server::start(Rules::default(), Listener::Public).await;
+    let client = server.client().await;
+    let mut actions = HashMap::new();
+    for number in 0..40_u8 {
+        let content = vec![number; 50_000];
+        let (path, action) =
+            (format!("/cas/{}", sha256(&content)), format!("/ac/{}", sha256(&[b'a', number])));
+        assert_eq!(put(&client, &path, &content).await, 200);
+        assert_eq!(put(&client, &action, &output_file(&content)).await, 200);
+        let digits: Vec<u8> = (0..64)
+            .step_by(2)
+            .map(|at| u8::from_str_radix(&path[5 + at..7 + at], 16).expect("hex"))
+            .collect();
+        actions.insert(IoHash::of(&digits).to_string(), (action, path));
+    }
+    // The eviction tells for which contents it is about to queue or has just queued a removal, and
+    // waits until the result that names the one before has been asked for.
+    let (decide, mut decided) = tokio::sync::mpsc::channel::<(String, std::sync::mpsc::Sender<()>)>(1);
+    let store = Arc::clone(server.service().store());
+    let now = SystemTime::now().duration_since(UNIX_EPOCH).expect("after 1970");
+    let evicting = tokio::task::spawn_blocking(move || {
+        let (times, before) = (RefCell::new(HashMap::new()), RefCell::new(None));
+        let last_access = |_: &Namespace, bucket: &Bucket, key: &Key| {
+            if bucket.as_str() == "cas" {
+                let name = key.as_str().to_owned();
+                *times.borrow_mut().entry(name.clone()).or_insert(0) += 1;
+                if times.borrow()[&name] == 2
+                    && let Some(before) = before.replace(Some(name))
+                {
+                    let (asked, was_asked) = std::sync::mpsc::channel();
+                    decide.blocking_send((before, asked)).expect("the test waits");
+                    was_asked.recv().expect("the test answers");
+                }
+            }
+            None
+        };
+        store.evict(&EvictOptions {
+            bytes_max: 1_000_000,
+            copies: false,
+            now: Timestamp::from_unix_ms(now.as_millis() as u64),
+            keeps: &|_| false,
+            last_use: &|_| None,
+            last_access: &last_access,
+        })
+    });
+    let mut given = Vec::new();
+    while let Some((content, asked)) = decided.recv().await {
+        let (action, path) = &actions[&content];
+        let status = get(&client, action).await.status.as_u16();
+        assert!(matches!(status, 200 | 404), "{status}");
+        if status == 200 {
+            given.push(path);
+        }
+        asked.send(()).expect("the eviction waits");
+    }
+    let evicted = evicting.await.expect("no panic").expect("the disk works");
+    assert!(given.len() > 30, "{} of 40", given.len());
+    for path in given {
+        assert_eq!(get(&client, path).await.status.as_u16(), 200, "{evicted:?}");
+    }
 }

@@ -1,5 +1,7 @@
 //! Space: full disks, limits of folders and namespaces, files that go.
 
+use std::cell::{Cell, RefCell};
+use std::collections::BTreeMap;
 use std::io;
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{Arc, Mutex, mpsc};
@@ -8,7 +10,7 @@ use std::time::Duration;
 
 use bytes::Bytes;
 use throng_ddc::gc::RefPolicy;
-use throng_ddc::{IoHash, Namespace, Style, Timestamp, Value};
+use throng_ddc::{Bucket, IoHash, Key, Namespace, Style, Timestamp, Value};
 use throng_ddc_store::{
     ChangeResult, Clock, CollectOptions, CollectReport, Done, EvictOptions, Options, Quotas, Store,
     StoreError,
@@ -298,6 +300,47 @@ fn a_ref_that_is_used_during_an_eviction_stays_with_its_blobs() {
     assert!(report.refs > 0, "{report:?}");
     let found = store.verify().expect("readable");
     assert!(found.refs > 50 && found.incomplete == 0, "{found:?}");
+}
+
+#[test]
+fn what_is_kept_during_an_eviction_stays_until_its_end() {
+    let store = open(disk());
+    put_burst(&store, 200);
+    let has = |key: &Key| store.reference(&namespace(), &bucket(), key).expect("readable").is_some();
+    let (times, decided) = (RefCell::new(BTreeMap::new()), Cell::new(None));
+    let kept = RefCell::new(Vec::new());
+    // Every third ref is kept once the eviction has decided about it: it asks for the next one
+    // then, for the second time.
+    let last_access = |_: &Namespace, _: &Bucket, key: &Key| {
+        *times.borrow_mut().entry(*key).or_insert(0) += 1;
+        if times.borrow()[key] == 2
+            && let Some(decided) = decided.replace(Some(*key))
+            && decided.as_str().as_bytes()[39].is_multiple_of(3)
+        {
+            assert!(store.is_collecting());
+            done(&store, |done| store.keep_used(&namespace(), &[(bucket(), decided)], done));
+            if has(&decided) {
+                kept.borrow_mut().push(decided);
+            }
+        }
+        None
+    };
+    let options = EvictOptions {
+        bytes_max: 50_000,
+        copies: false,
+        now: at(10),
+        keeps: &|_| false,
+        last_use: &|_| None,
+        last_access: &last_access,
+    };
+    let report = store.evict(&options).expect("the disk works");
+    assert!(report.refs > 100, "{report:?}");
+    let kept = kept.take();
+    assert!(kept.len() > 50 && kept.iter().all(has), "{}", kept.len());
+    assert_eq!(store.verify().expect("readable").incomplete, 0);
+    assert!(!store.is_collecting());
+    evict(&store, 5_000, 10, None);
+    assert!(!kept.iter().all(has), "the next eviction is free to remove them");
 }
 
 #[test]
