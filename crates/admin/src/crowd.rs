@@ -361,18 +361,21 @@ impl Drop for Work {
 pub struct Pace {
     begun: tokio::time::Instant,
     last: tokio::time::Instant,
+    looked: tokio::time::Instant,
     bytes: u64,
 }
 
 impl Pace {
     /// Longest pause in a transfer, and the time after which its rate counts.
     pub const PAUSE: Duration = Duration::from_secs(30);
+    /// Time between two looks at what a peer has taken of what was sent: it tells nobody.
+    pub const LOOK: Duration = Duration::from_secs(5);
 
     /// A transfer that begins now.
     #[must_use]
     pub fn begin() -> Pace {
         let now = tokio::time::Instant::now();
-        Pace { begun: now, last: now, bytes: 0 }
+        Pace { begun: now, last: now, looked: now, bytes: 0 }
     }
 
     /// Counts bytes of it.
@@ -381,6 +384,20 @@ impl Pace {
             self.bytes += bytes as u64;
             self.last = tokio::time::Instant::now();
         }
+    }
+
+    /// Counts `bytes` in all, which the peer has taken by `now` of what was sent.
+    pub fn reached(&mut self, bytes: u64, now: tokio::time::Instant) {
+        self.looked = now;
+        if bytes > self.bytes {
+            (self.bytes, self.last) = (bytes, now);
+        }
+    }
+
+    /// Time of the next look at what the peer has taken.
+    #[must_use]
+    pub fn next_look(&self) -> tokio::time::Instant {
+        self.looked + Pace::LOOK
     }
 
     /// Bytes of it that were counted.
@@ -407,7 +424,8 @@ impl Pace {
     const YEAR: Duration = Duration::from_secs(365 * 24 * 3_600);
 }
 
-/// Time in which a transfer must move [`Turn::BYTES`] to keep memory that another one waits for.
+/// Time in which a transfer must move [some bytes](Turn::least) to keep memory that another one
+/// waits for.
 #[derive(Clone, Copy, Debug)]
 pub struct Turn {
     end: tokio::time::Instant,
@@ -417,8 +435,18 @@ pub struct Turn {
 impl Turn {
     /// Length of a turn.
     pub const TIME: Duration = Duration::from_secs(1);
-    /// Bytes that a turn must move while another transfer waits.
-    pub const BYTES: u64 = 16 << 10;
+    /// Bytes that a turn must move at least while another transfer waits.
+    const BYTES_MIN: u64 = 16 << 10;
+    /// Turns in which a transfer that is waited for must move as many bytes as it holds.
+    const TURNS: u64 = 16;
+
+    /// Bytes that a transfer with `held` bytes of memory must move in a turn while another one
+    /// waits: whoever holds much may not take long.
+    #[must_use]
+    pub const fn least(held: u64) -> u64 {
+        let part = held / Turn::TURNS;
+        if part > Turn::BYTES_MIN { part } else { Turn::BYTES_MIN }
+    }
 
     /// The first turn of a transfer that has moved `moved` bytes.
     #[must_use]
@@ -432,23 +460,55 @@ impl Turn {
         self.end
     }
 
+    /// Bytes that the transfer had moved when it began.
+    #[must_use]
+    pub fn moved(&self) -> u64 {
+        self.moved
+    }
+
     /// Leaves out the time since `since`, in which the transfer waited for the server.
     pub fn excuse(&mut self, since: tokio::time::Instant) {
         self.end += since.elapsed();
     }
 
-    /// Begins the next turn of a transfer that has moved `moved` bytes. Reports whether too few of
-    /// them were moved in this one.
-    pub fn renew(&mut self, moved: u64) -> bool {
-        let is_short = moved.saturating_sub(self.moved) < Turn::BYTES;
+    /// Begins the next turn of a transfer that has moved `moved` bytes. Gives those of this one.
+    pub fn renew(&mut self, moved: u64) -> u64 {
+        let bytes = moved.saturating_sub(self.moved);
         *self = Turn::begin(moved);
-        is_short
+        bytes
     }
 }
 
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn a_transfer_goes_on_while_its_peer_takes_what_was_sent() {
+        let mut pace = Pace::begin();
+        let (begun, second) = (pace.begun, Duration::from_secs(1));
+        assert_eq!((pace.next_look(), pace.due()), (begun + Pace::LOOK, begun + Pace::PAUSE));
+        let mut bytes = 0;
+        for look in 1..=20 {
+            bytes += 6 << 10;
+            pace.reached(bytes, begun + look * 5 * second);
+            assert_eq!(pace.due(), begun + (look * 5 + 30) * second);
+        }
+        // It stops, and then takes too little.
+        pace.reached(bytes, begun + 105 * second);
+        assert_eq!((pace.next_look(), pace.due()), (begun + 110 * second, begun + 130 * second));
+        let mut pace = Pace::begin();
+        pace.reached(5 << 10, pace.begun + 30 * second);
+        assert_eq!(pace.due(), pace.begun + 35 * second);
+    }
+
+    #[test]
+    fn what_holds_much_memory_must_move_more_in_a_turn() {
+        assert_eq!([0, 100 << 10, 256 << 10].map(Turn::least), [16 << 10; 3]);
+        assert_eq!(Turn::least(62 << 20), (62 << 20) / 16);
+        let mut turn = Turn::begin(5);
+        assert_eq!((turn.renew(105), turn.renew(105), turn.moved()), (100, 0, 105));
+    }
 
     fn crowd(connections_max: usize) -> Arc<Crowd> {
         let crowd = Crowd::new(&Arc::default(), connections_max, Arc::new(|address| address == addr(250)));
@@ -591,12 +651,6 @@ mod tests {
         assert_eq!(of("2001:db8::1"), of("2001:db8::ffff"));
         assert_ne!(of("2001:db8::1"), of("2001:db8:0:1::1"));
         assert_eq!(of("::ffff:192.0.2.1"), addr(1));
-    }
-
-    #[test]
-    fn a_turn_of_16_kib_a_second_is_enough() {
-        let mut turn = Turn::begin(100);
-        assert!(!turn.renew(100 + Turn::BYTES) && turn.renew(99 + 2 * Turn::BYTES));
     }
 
     #[test]

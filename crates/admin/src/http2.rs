@@ -22,12 +22,12 @@ use h2::{Reason, RecvStream, SendStream, server};
 use http_body::{Frame, SizeHint};
 use hyper::header::{self, HeaderValue};
 use hyper::{Request, Response, StatusCode};
-use tokio::io::{AsyncRead, AsyncWrite};
 use tokio::sync::{OwnedSemaphorePermit, Semaphore};
 use tokio::task::JoinSet;
 use tokio::time::{Instant, Sleep, sleep, sleep_until, timeout, timeout_at};
 
 use crate::crowd::{Guest, Pace, Turn, Work};
+use crate::transport::Transport;
 use meter::Meter;
 pub use meter::Metered;
 
@@ -88,10 +88,10 @@ pub trait Outgoing: Send + 'static {
     /// The stream has no room, like many others: the body closes what it can open again.
     fn pause(&mut self) {}
 
-    /// Reports whether another request waits for memory of the kind that the body holds. A client
-    /// that takes less than [`Turn::BYTES`] in a [`Turn`] loses it then.
-    fn is_wanted(&self) -> bool {
-        false
+    /// Bytes of memory that the body holds, if another request waits for such memory. A client that
+    /// takes less than [`Turn::least`] in a [`Turn`] loses it then.
+    fn wanted(&self) -> Option<u64> {
+        None
     }
 }
 
@@ -274,6 +274,7 @@ where
 /// State that the streams of a connection share.
 struct Shared {
     guest: Guest,
+    meter: Arc<Meter>,
     /// Budget of the connection.
     budget: Arc<Semaphore>,
 }
@@ -283,7 +284,7 @@ struct Shared {
 /// extensions. Returns how many streams there were at a time, at most.
 pub async fn serve_http2<S, A, F, B>(stream: S, guest: Guest, streams_max: u32, answer: A) -> usize
 where
-    S: AsyncRead + AsyncWrite + Send + Unpin + 'static,
+    S: Transport,
     A: Fn(Request<Received>) -> F + Clone + Send + 'static,
     F: Future<Output = Response<B>> + Send + 'static,
     B: Outgoing,
@@ -299,7 +300,7 @@ async fn serve_within<S, A, F, B>(
     answer: A,
 ) -> usize
 where
-    S: AsyncRead + AsyncWrite + Send + Unpin + 'static,
+    S: Transport,
     A: Fn(Request<Received>) -> F + Clone + Send + 'static,
     F: Future<Output = Response<B>> + Send + 'static,
     B: Outgoing,
@@ -315,7 +316,7 @@ where
     // The peer decides how a connection ends.
     let Ok(Ok(mut connection)) = timeout(HANDSHAKE_TIMEOUT, handshake).await else { return 0 };
     let budget = Arc::new(Semaphore::new(CONNECTION_BYTES / UNIT));
-    let shared = Arc::new(Shared { guest, budget });
+    let shared = Arc::new(Shared { guest, meter: Arc::clone(&meter), budget });
     let (mut streams, mut most, mut window) = (JoinSet::new(), 0, None);
     let mut idle = pin!(sleep(IDLE_TIMEOUT));
     loop {
@@ -419,7 +420,7 @@ async fn send<B: Outgoing>(
         return Ok(());
     }
     let own = Arc::new(Semaphore::new(PIECE_BYTES / UNIT));
-    let mut progress = Progress { pace: Pace::begin(), turn: Turn::begin(0) };
+    let mut progress = Progress::begin(&own, &shared.meter);
     let sent = send_body(&mut stream, &mut body, shared, &own, &mut progress).await;
     let sent = match sent {
         // Pieces in h2 are not sent yet, and a client can take the window back.
@@ -440,7 +441,7 @@ async fn send_body<B: Outgoing>(
     body: &mut B,
     shared: &Shared,
     own: &Arc<Semaphore>,
-    progress: &mut Progress,
+    progress: &mut Progress<'_>,
 ) -> Result<(), Reason> {
     loop {
         let left = body.left().map_or(PIECE_BYTES, |left| left.min(PIECE_BYTES as u64) as usize).max(1);
@@ -469,9 +470,54 @@ async fn send_body<B: Outgoing>(
 }
 
 /// Progress of an answer on its way out.
-struct Progress {
+struct Progress<'a> {
     pace: Pace,
     turn: Turn,
+    /// Room for pieces that h2 has and did not write yet.
+    own: &'a Semaphore,
+    meter: &'a Meter,
+    /// Looks at what the client has taken, and what it had at the last one, when this was known
+    /// last.
+    looks: u64,
+    taken: u64,
+    /// The turn was prolonged, because nobody had looked in it.
+    is_prolonged: bool,
+}
+
+impl<'a> Progress<'a> {
+    fn begin(own: &'a Semaphore, meter: &'a Meter) -> Progress<'a> {
+        let (looks, taken) = meter.taken();
+        let (pace, turn) = (Pace::begin(), Turn::begin(0));
+        Progress { pace, turn, own, meter, looks, taken, is_prolonged: false }
+    }
+
+    /// Accounts for what the client has taken while the answer waits. Reports whether the answer is
+    /// to be given up; `wanted` gives what it holds, if others need it.
+    fn is_over(&mut self, wanted: impl FnOnce() -> Option<u64>) -> bool {
+        let now = Instant::now();
+        let is_in_socket = self.own.available_permits() < PIECE_BYTES / UNIT;
+        let (looks, taken) = self.meter.taken();
+        let has_looked = looks != self.looks;
+        // The socket of the connection has these pieces, and those of other streams before them.
+        // Without them the client has not opened the window of this stream.
+        if is_in_socket && has_looked {
+            self.pace.moved(taken.saturating_sub(self.taken) as usize);
+        }
+        (self.looks, self.taken) = (looks, taken);
+        if now >= self.pace.due() {
+            return true;
+        }
+        if now < self.turn.end() {
+            return false;
+        }
+        if is_in_socket && !has_looked && !self.is_prolonged {
+            (self.turn, self.is_prolonged) = (Turn::begin(self.turn.moved()), true);
+            return false;
+        }
+        self.is_prolonged = false;
+        let moved = self.turn.renew(self.pace.bytes());
+        wanted().is_some_and(|held| moved < Turn::least(held))
+    }
 }
 
 /// Awaits what `body` needs to go on, as long as the pace of its transfer allows. Few bodies wait
@@ -479,11 +525,11 @@ struct Progress {
 async fn wait_for<T, B: Outgoing>(
     need: impl Future<Output = T>,
     body: &mut B,
-    Progress { pace, turn }: &mut Progress,
+    progress: &mut Progress<'_>,
 ) -> Result<T, Reason> {
     let (mut need, mut place) = (pin!(need), None);
     loop {
-        let until = pace.due().min(turn.end());
+        let until = progress.pace.due().min(progress.turn.end());
         let waited = timeout_at(
             until,
             poll_fn(|context| {
@@ -499,8 +545,7 @@ async fn wait_for<T, B: Outgoing>(
         );
         match waited.await {
             Ok(there) => return Ok(there),
-            Err(_) if Instant::now() >= pace.due() => return Err(Reason::CANCEL),
-            Err(_) if turn.renew(pace.bytes()) && body.is_wanted() => return Err(Reason::CANCEL),
+            Err(_) if progress.is_over(|| body.wanted()) => return Err(Reason::CANCEL),
             Err(_) => {}
         }
     }

@@ -41,6 +41,7 @@ mod profile;
 mod response;
 mod routes;
 mod sniff;
+mod transport;
 
 pub use access::{Access, Guard, host_name, is_loopback_name, is_same_site};
 pub use assets::DOCS;
@@ -56,3 +57,4 @@ pub use pages::Pages;
 pub use profile::{CpuProfile, ProfileError};
 pub use routes::{ServeOptions, serve};
 pub use sniff::{PREFACE, Rewound, sniff};
+pub use transport::Transport;

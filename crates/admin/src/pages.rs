@@ -9,7 +9,6 @@ use axum::body::Body;
 use hyper::service::Service as _;
 use hyper::{Request, Response};
 use hyper_util::service::TowerToHyperService;
-use tokio::io::{AsyncRead, AsyncWrite};
 use tokio::sync::Semaphore;
 
 use crate::access::Access;
@@ -19,6 +18,7 @@ use crate::crowd::Guest;
 use crate::http2::{Framed, Received};
 use crate::monitor::Monitor;
 use crate::routes::{router, serve_connection};
+use crate::transport::Transport;
 use crate::{ROUTES, api};
 
 /// Metrics, console and API, for a listener that answers other requests itself.
@@ -57,7 +57,7 @@ impl Pages {
     /// service.
     pub async fn serve<S>(&self, stream: S, from: Option<SocketAddr>, guest: Guest)
     where
-        S: AsyncRead + AsyncWrite + Send + Unpin + 'static,
+        S: Transport,
     {
         serve_connection(stream, from, guest, self.0.clone(), false).await;
     }

@@ -17,7 +17,6 @@ use hyper::service::{Service as _, service_fn};
 use hyper_util::rt::{TokioIo, TokioTimer};
 use hyper_util::service::TowerToHyperService;
 use serde::Deserialize;
-use tokio::io::{AsyncRead, AsyncWrite};
 use tokio::net::TcpListener;
 use tokio::sync::Semaphore;
 
@@ -31,6 +30,7 @@ use crate::intake::{Accepted, Intake, Serving, Shutdown, no_exemptions};
 use crate::monitor::Monitor;
 use crate::profile::{ProfileError, cpu_profile};
 use crate::response::{private, problem};
+use crate::transport::Transport;
 use crate::{api, assets};
 
 /// Time to send a complete request head; also ends idle kept-alive connections.
@@ -114,7 +114,7 @@ pub(crate) async fn serve_connection<S>(
     router: Router,
     keep_alive: bool,
 ) where
-    S: AsyncRead + AsyncWrite + Send + Unpin + 'static,
+    S: Transport,
 {
     serve_within(TIMES, stream, from, guest, router, keep_alive).await;
 }
@@ -127,7 +127,7 @@ async fn serve_within<S>(
     router: Router,
     keep_alive: bool,
 ) where
-    S: AsyncRead + AsyncWrite + Send + Unpin + 'static,
+    S: Transport,
 {
     let stream = Metered::new(stream, guest.clone());
     let service = TowerToHyperService::new(router);

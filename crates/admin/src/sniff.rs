@@ -7,7 +7,10 @@ use std::time::Duration;
 
 use bytes::{Buf as _, Bytes, BytesMut};
 use tokio::io::{AsyncRead, AsyncReadExt as _, AsyncWrite, ReadBuf};
+use tokio::net::TcpStream;
 use tokio::time::timeout;
+
+use crate::transport::Transport;
 
 /// First bytes of a client that speaks HTTP/2.
 pub const PREFACE: &[u8] = b"PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n";
@@ -41,6 +44,12 @@ pub async fn sniff<S: AsyncRead + Unpin>(mut stream: S) -> Option<(bool, Rewound
     };
     timeout(FIRST_BYTES_TIMEOUT, read).await.ok()?;
     Some((first == PREFACE, Rewound::new(first.freeze(), stream)))
+}
+
+impl<S: Transport> Transport for Rewound<S> {
+    fn socket(&self) -> Option<&TcpStream> {
+        self.stream.socket()
+    }
 }
 
 impl<S: AsyncRead + Unpin> AsyncRead for Rewound<S> {

@@ -3,7 +3,6 @@
 use bytes::Bytes;
 use hyper::header::{self, HeaderName, HeaderValue};
 use hyper::{Response, StatusCode};
-use throng_admin::Turn;
 use throng_ddc::api::Media;
 use throng_ddc::{Document, IoHash, Style, Value};
 use throng_ddc_store::StoreError;
@@ -45,13 +44,18 @@ impl Problem {
         Problem { has_vanished: true, ..Problem::missing(title) }
     }
 
+    /// There is more to do than can be done. Editors try again then, unlike after a 503.
+    pub(crate) fn overloaded(title: impl Into<String>) -> Problem {
+        Problem::new(StatusCode::TOO_MANY_REQUESTS, title).with(header::RETRY_AFTER, "1")
+    }
+
     /// A client that paused while another request waited for the memory that its own held.
-    pub(crate) fn paused() -> Problem {
+    pub(crate) fn paused(least: u64) -> Problem {
         let title = format!(
-            "less than {} KiB came in a second in which another request waited for memory; send it again",
-            Turn::BYTES >> 10
+            "less than {} KiB came in a second in which another request waited for the memory of this one; send it again",
+            least >> 10
         );
-        Problem::new(StatusCode::SERVICE_UNAVAILABLE, title).with(header::RETRY_AFTER, "1")
+        Problem::overloaded(title)
     }
 
     pub(crate) fn hash_mismatch(title: impl Into<String>) -> Problem {
@@ -112,7 +116,7 @@ impl Problem {
 impl From<Exhausted> for Problem {
     fn from(error: Exhausted) -> Problem {
         let title = format!("other requests hold the {} bytes that requests may hold", error.bytes);
-        Problem::new(StatusCode::SERVICE_UNAVAILABLE, title).with(header::RETRY_AFTER, "1")
+        Problem::overloaded(title)
     }
 }
 
@@ -124,8 +128,7 @@ impl From<StoreError> for Problem {
             | StoreError::OverLimit { .. }
             | StoreError::AboveLimit { .. } => StatusCode::INSUFFICIENT_STORAGE,
             StoreError::Busy => {
-                return Problem::new(StatusCode::TOO_MANY_REQUESTS, error.to_string())
-                    .with(header::RETRY_AFTER, "1");
+                return Problem::overloaded(error.to_string());
             }
             _ => StatusCode::SERVICE_UNAVAILABLE,
         };

@@ -3,14 +3,14 @@
 use std::collections::HashMap;
 use std::hash::Hash;
 use std::net::IpAddr;
-use std::sync::atomic::{AtomicU64, Ordering};
+use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
+use std::sync::{Mutex, MutexGuard, PoisonError};
 
 use hyper::StatusCode;
-use tokio::sync::Mutex;
 use tokio::time::{Instant, timeout_at};
 
 use crate::answer::Problem;
-use crate::memory::{Exhausted, Held, MEMORY_WAIT, Memory};
+use crate::memory::{Exhausted, FREE_BYTES, HELD_STEP_BYTES, Held, MEMORY_WAIT, Memory};
 use crate::origin::Origin;
 use crate::service::Service;
 
@@ -47,20 +47,58 @@ pub(crate) fn chains<T, K: Eq + Hash>(ops: Vec<T>, key: impl Fn(&T) -> K) -> Vec
     chains
 }
 
-/// Rest of one batch: bytes of its answer, and of the memory of all requests.
+/// Rest of one batch: bytes of its answer, and memory, of which its operations take shares.
 pub(crate) struct Budget<'m> {
     address: Option<IpAddr>,
     answer: AtomicU64,
     memory: &'m Memory,
-    turn: Mutex<()>,
+    shared: Mutex<Shared>,
+    /// Held by the one operation that waits with others' requests.
+    turn: tokio::sync::Mutex<()>,
     /// Operations wait for memory until then.
     until: Instant,
+    /// An operation found none.
+    is_exhausted: AtomicBool,
+}
+
+/// Memory of a batch.
+#[derive(Default)]
+struct Shared {
+    held: Option<Held>,
+    /// Bytes of all shares.
+    used: u64,
+}
+
+/// Memory of an operation, until this is dropped.
+pub(crate) struct Share<'b> {
+    shared: &'b Mutex<Shared>,
+    bytes: u64,
+}
+
+impl Share<'_> {
+    /// Leaves `bytes` of it to the answer.
+    pub(crate) fn keep(mut self, bytes: u64) {
+        self.bytes = self.bytes.saturating_sub(bytes);
+    }
+}
+
+impl Drop for Share<'_> {
+    fn drop(&mut self) {
+        self.shared.lock().unwrap_or_else(PoisonError::into_inner).used -= self.bytes;
+    }
 }
 
 impl Budget<'_> {
     pub(crate) fn new(memory: &Memory, address: Option<IpAddr>) -> Budget<'_> {
-        let (answer, until) = (AtomicU64::new(BATCH_BYTES_MAX), Instant::now() + MEMORY_WAIT);
-        Budget { address, answer, memory, turn: Mutex::default(), until }
+        Budget {
+            address,
+            answer: AtomicU64::new(BATCH_BYTES_MAX),
+            memory,
+            shared: Mutex::default(),
+            turn: tokio::sync::Mutex::default(),
+            until: Instant::now() + MEMORY_WAIT,
+            is_exhausted: AtomicBool::new(false),
+        }
     }
 
     /// Takes what a ref or blob adds to the answer, before it is read.
@@ -76,17 +114,61 @@ impl Budget<'_> {
         })
     }
 
-    /// Takes memory for what is about to be read.
+    /// Takes memory for what is about to be read. A batch has [`FREE_BYTES`] for free.
     ///
     /// # Errors
-    /// 503 if others hold it.
-    pub(crate) async fn hold(&self, bytes: u64) -> Result<Held, Problem> {
-        if let Some(held) = self.memory.try_take(bytes) {
-            return Ok(held);
+    /// If others hold it.
+    pub(crate) async fn hold(&self, bytes: u64) -> Result<Share<'_>, Problem> {
+        let held = self.wait_for(bytes).await;
+        self.is_exhausted.fetch_or(held.is_err(), Ordering::Relaxed);
+        Ok(held?)
+    }
+
+    async fn wait_for(&self, bytes: u64) -> Result<Share<'_>, Exhausted> {
+        if let Ok(share) = self.try_hold(bytes) {
+            return Ok(share);
         }
-        // One operation of a batch waits with others' requests at a time.
         let exhausted = |_| Exhausted { bytes: self.memory.bytes() };
         let _turn = timeout_at(self.until, self.turn.lock()).await.map_err(exhausted)?;
-        Ok(self.memory.take_for(self.address, bytes, self.until).await?)
+        loop {
+            match self.try_hold(bytes) {
+                Ok(share) => return Ok(share),
+                Err(lacking) => {
+                    let more = self.memory.take_for(self.address, lacking, self.until).await?;
+                    Held::add(&mut self.shared().held, more);
+                }
+            }
+        }
+    }
+
+    /// The same without a wait. The error is what is lacking.
+    fn try_hold(&self, bytes: u64) -> Result<Share<'_>, u64> {
+        let mut shared = self.shared();
+        let (used, held) = (shared.used + bytes, shared.held.as_ref().map_or(0, Held::bytes));
+        if used > held.max(FREE_BYTES as u64) {
+            // In steps, so that many small operations do not wait one after the other.
+            let lacking = (used - held).max(HELD_STEP_BYTES);
+            Held::add(&mut shared.held, self.memory.try_take(self.address, lacking).ok_or(lacking)?);
+        }
+        shared.used = used;
+        Ok(Share { shared: &self.shared, bytes })
+    }
+
+    fn shared(&self) -> MutexGuard<'_, Shared> {
+        self.shared.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    /// The memory of the answer.
+    ///
+    /// # Errors
+    /// If an operation found none. Clients read its result as a miss; they are to send the batch
+    /// again.
+    pub(crate) fn finish(self) -> Result<Option<Held>, Problem> {
+        if self.is_exhausted.into_inner() {
+            return Err(Exhausted { bytes: self.memory.bytes() }.into());
+        }
+        let Shared { mut held, used } = self.shared.into_inner().unwrap_or_else(PoisonError::into_inner);
+        held.iter_mut().for_each(|held| held.keep(used));
+        Ok(held)
     }
 }

@@ -212,6 +212,11 @@ impl Body {
         Held::add(&mut self.held, held);
     }
 
+    /// Bytes of that memory.
+    pub(crate) fn held_bytes(&self) -> u64 {
+        self.held.as_ref().map_or(0, Held::bytes)
+    }
+
     /// Closes the files of blobs: each further read of one opens it.
     pub(crate) fn close_files(&mut self) {
         for part in &mut self.parts {
@@ -250,7 +255,7 @@ impl Body {
             _ => 0,
         };
         let all: u64 = self.parts.iter().map(of_part).sum();
-        let all = all.saturating_sub(self.held.as_ref().map_or(0, Held::bytes));
+        let all = all.saturating_sub(self.held_bytes());
         if all > FREE_BYTES as u64 { all } else { 0 }
     }
 

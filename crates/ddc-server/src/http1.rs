@@ -68,16 +68,31 @@ pub(crate) struct Connection<S> {
     /// Memory for the next piece, while a large body comes.
     spare: BytesMut,
     watchdog: Watchdog,
-    /// A body or answer is being transferred; without one the watchdog stays as it is.
-    is_transfer: bool,
+    /// Without a transfer the watchdog stays as it is.
+    transfer: Transfer,
+    /// Bytes that were written to the stream.
+    written: u64,
     /// Pace of the transfer since it first waited for the client: the usual one never does.
     pace: Option<Pace>,
-    /// Requests that wait for memory, if the answer holds some, and the time that its client has.
+    /// Requests that wait for memory, if the answer holds some, how much that is, and the time that
+    /// its client has.
     waiters: Option<Waiters>,
+    held_bytes: u64,
     turn: Option<Turn>,
     guest: Guest,
     /// While a request is worked on, and its body not waited for.
     work: Option<Work>,
+}
+
+/// What is being transferred.
+#[derive(Clone, Copy)]
+enum Transfer {
+    Nothing,
+    Body,
+    /// An answer, before which so many bytes were written to the stream.
+    Answer {
+        before: u64,
+    },
 }
 
 /// Reason for the end of [`serve`]. A returned stream replays the bytes that were read from it.
@@ -106,9 +121,11 @@ pub(crate) async fn serve<S: Wire>(
         piece_max: FREE_BYTES,
         spare: BytesMut::new(),
         watchdog: Watchdog::new(HEAD_TIMEOUT),
-        is_transfer: false,
+        transfer: Transfer::Nothing,
+        written: 0,
         pace: None,
         waiters: None,
+        held_bytes: 0,
         turn: None,
         guest,
         work: None,
@@ -217,7 +234,7 @@ impl<S: Wire> Connection<S> {
         listener: Listener,
     ) -> io::Result<bool> {
         self.left = head.left;
-        self.begin_transfer();
+        self.begin_transfer(Transfer::Body);
         self.work = Some(self.guest.work());
         let answer = {
             let question = RawRequest {
@@ -248,7 +265,7 @@ impl<S: Wire> Connection<S> {
             return Ok(false);
         }
         if !self.left.is_done() {
-            self.is_transfer = false;
+            self.transfer = Transfer::Nothing;
             self.watchdog.within(LINGER);
             while !self.left.is_done() {
                 poll_fn(|context| self.poll_piece(context)).await?;
@@ -257,37 +274,72 @@ impl<S: Wire> Connection<S> {
         Ok(true)
     }
 
-    fn begin_transfer(&mut self) {
-        (self.is_transfer, self.pace) = (true, None);
-        (self.waiters, self.turn) = (None, None);
+    fn begin_transfer(&mut self, transfer: Transfer) {
+        (self.transfer, self.pace) = (transfer, None);
+        (self.waiters, self.held_bytes, self.turn) = (None, 0, None);
     }
 
-    /// Counts bytes of the body or answer that is being transferred.
-    fn moved(&mut self, bytes: usize) {
+    /// Counts bytes of the body that is being received.
+    fn received(&mut self, bytes: usize) {
         if let Some(pace) = &mut self.pace {
             pace.moved(bytes);
             self.guest.moved(bytes);
         }
     }
 
+    /// Counts bytes of the answer that were written.
+    fn wrote(&mut self, bytes: usize) {
+        self.written += bytes as u64;
+        if self.pace.is_some() {
+            self.guest.moved(bytes);
+        }
+    }
+
     /// Waits for the client, as long as the pace of the transfer allows.
     fn poll_patience<T>(&mut self, context: &mut Context<'_>) -> Poll<io::Result<T>> {
-        if !self.is_transfer {
+        if matches!(self.transfer, Transfer::Nothing) {
             return self.watchdog.poll(context);
         }
-        let pace = self.pace.get_or_insert_with(Pace::begin);
-        let Some(waiters) = &self.waiters else {
-            self.watchdog.until(pace.due());
-            return self.watchdog.poll(context);
-        };
+        if self.pace.is_none() {
+            self.pace = Some(Pace::begin());
+            self.look();
+        }
         loop {
-            let turn = self.turn.get_or_insert_with(|| Turn::begin(pace.bytes()));
-            self.watchdog.until(pace.due().min(turn.end()));
+            let Some(pace) = &self.pace else { return Poll::Pending };
+            let mut until = pace.due();
+            if matches!(self.transfer, Transfer::Answer { .. }) {
+                until = until.min(pace.next_look());
+            }
+            if self.waiters.is_some() {
+                until = until.min(self.turn.get_or_insert_with(|| Turn::begin(pace.bytes())).end());
+            }
+            self.watchdog.until(until);
             let late = ready!(self.watchdog.poll(context));
-            if Instant::now() >= pace.due() || turn.renew(pace.bytes()) && waiters.any() {
+            if self.is_over() {
                 return Poll::Ready(late);
             }
         }
+    }
+
+    /// Accounts for what the client has taken of an answer by now.
+    fn look(&mut self) {
+        if let (Transfer::Answer { before }, Some(pace)) = (self.transfer, &mut self.pace) {
+            let taken = self.stream.taken(self.written).saturating_sub(before);
+            self.guest.moved(taken.saturating_sub(pace.bytes()) as usize);
+            pace.reached(taken, Instant::now());
+        }
+    }
+
+    /// Reports whether the transfer is to be given up: it is too slow, or another request waits for
+    /// the memory that its answer holds.
+    fn is_over(&mut self) -> bool {
+        self.look();
+        let (now, Some(pace)) = (Instant::now(), &self.pace) else { return false };
+        if now >= pace.due() {
+            return true;
+        }
+        let (Some(waiters), Some(turn)) = (&self.waiters, &mut self.turn) else { return false };
+        now >= turn.end() && turn.renew(pace.bytes()) < Turn::least(self.held_bytes) && waiters.any()
     }
 
     async fn refuse(&mut self, problem: Problem, memory: &Memory) -> io::Result<()> {
@@ -299,7 +351,7 @@ impl<S: Wire> Connection<S> {
     /// Ends the connection so that what was sent last arrives: closing with bytes unread would
     /// destroy it.
     async fn linger(&mut self) {
-        self.is_transfer = false;
+        self.transfer = Transfer::Nothing;
         self.watchdog.within(LINGER);
         let Connection { stream, watchdog, .. } = self;
         let shutdown = poll_fn(|context| match pin!(stream.shutdown()).poll(context) {

@@ -13,10 +13,11 @@
 //! the start is hashed while it is sent.
 //!
 //! Memory of requests is bounded by [`Rules::memory_bytes_max`] for all of them together, beyond 16
-//! KiB that each has for free. A request that finds none waits 2 s for it; meanwhile clients that
-//! move less than 16 KiB in a second lose what they hold, with 503 if they can be answered. At most
-//! 16 requests of one address wait for their bodies' memory or their answers to batches; further
-//! ones get 503 at once, so that a crowd of them fills no queue in which others wait.
+//! KiB that each has for free. A request that finds none waits 3 s in all for it; meanwhile clients
+//! that move less than 16 KiB in a second, or less than a 16th of what they hold, lose it, with 429
+//! if they can be answered. Of those who wait, the address that holds and wants least goes first; at
+//! most 128 requests of one address wait, and further ones get 429 at once. What counts is what a
+//! client has taken or sent, not what its socket holds.
 //!
 //! | Part of a request | Memory |
 //! |---|---|

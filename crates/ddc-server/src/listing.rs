@@ -85,6 +85,7 @@ impl Service {
             answer.append(element);
         }
         answer.push_bytes(Bytes::from_static(if answer.len() == 0 { b"[]" } else { b"]" }));
+        budget.finish()?.into_iter().for_each(|held| answer.hold(held));
         Ok(with_type(answer, Media::Json))
     }
 
@@ -120,7 +121,7 @@ impl Service {
                 budget.take(blob.len())?;
                 // The bytes and their Base64.
                 let encoded_len = 4 * blob.len().div_ceil(3) + 2;
-                let mut held = budget.hold(blob.len() + encoded_len).await?;
+                let held = budget.hold(blob.len() + encoded_len).await?;
                 let bytes = self.checked_bytes(&namespace, &id, &blob).await?.ok_or_else(missing)?;
                 let mut encoded = String::with_capacity(encoded_len as usize);
                 encoded.push('"');
@@ -128,9 +129,7 @@ impl Service {
                 encoded.push('"');
                 drop(bytes);
                 held.keep(encoded_len);
-                let mut element = Body::bytes(encoded);
-                element.hold(held);
-                element
+                Body::bytes(encoded)
             }
             What::Head if self.blob_len(&namespace, &id).await?.is_some() => null(),
             What::Head => name(),

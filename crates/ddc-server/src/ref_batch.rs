@@ -52,6 +52,7 @@ impl Service {
             answer.append(response);
             answer.push_bytes(piece);
         }
+        budget.finish()?.into_iter().for_each(|held| answer.hold(held));
         Ok(with_type(answer, Media::CompactBinary))
     }
 
@@ -94,13 +95,13 @@ impl Service {
                 let mut response = Body::default();
                 if let Some(object) = &value.inline {
                     budget.take(object.len() as u64)?;
-                    response.hold(budget.hold(object.len() as u64).await?);
+                    budget.hold(object.len() as u64).await?.keep(object.len() as u64);
                     response.push_bytes(object.clone());
                 } else {
                     let blob = self.find_blob(namespace, &value.object).await?.ok_or_else(object_gone)?;
                     budget.take(blob.len())?;
                     if Service::is_pushed_in_memory(&blob) {
-                        response.hold(budget.hold(blob.len()).await?);
+                        budget.hold(blob.len()).await?.keep(blob.len());
                     }
                     self.push_whole(&mut response, namespace, &value.object, blob).await?;
                 }
@@ -141,10 +142,8 @@ impl Service {
                     }
                     Err(existing) => {
                         budget.take(existing.len() as u64)?;
-                        let mut response = Body::default();
-                        response.hold(budget.hold(existing.len() as u64).await?);
-                        response.push_bytes(existing);
-                        Ok((StatusCode::CONFLICT, response))
+                        budget.hold(existing.len() as u64).await?.keep(existing.len() as u64);
+                        Ok((StatusCode::CONFLICT, Body::bytes(existing)))
                     }
                 }
             }

@@ -1,5 +1,6 @@
 //! Forms in which a ref's object is given: compact binary, JSON, raw data, packages.
 
+use std::net::IpAddr;
 use std::sync::Arc;
 
 use bytes::Bytes;
@@ -24,7 +25,7 @@ use crate::origin::{Located, Reach};
 use crate::passed::RELAY_BYTES;
 use crate::preconditions::tag_value;
 use crate::raw::{self, RawBlob, RawError};
-use crate::service::{Service, hash_value};
+use crate::service::{ApiRequest, Service, hash_value};
 use crate::upload::compressed_problem;
 
 /// Bytes of small blobs that a package holds in memory; further ones are read as they are sent.
@@ -41,18 +42,21 @@ impl Service {
     /// An object as a client wants it. Of raw data only the head is made if `is_head` says so.
     pub(crate) async fn form_of(
         self: &Arc<Service>,
+        request: &ApiRequest<'_>,
         namespace: &Namespace,
         media: Media,
         object: IoHash,
         bytes: Bytes,
         is_head: bool,
     ) -> Answer {
+        let address = request.upload.address();
         let mut response = match media {
-            Media::Json => with_type(self.json_body(bytes).await?, media),
-            Media::Octets => of_any_form(|| self.get_raw(namespace, bytes.clone(), is_head)).await?,
+            Media::Json => with_type(self.json_body(address, bytes).await?, media),
+            Media::Octets => of_any_form(|| self.get_raw(address, namespace, bytes.clone(), is_head)).await?,
             Media::Inline => of_any_form(|| self.get_inline(namespace, bytes.clone())).await?,
             Media::Package => {
-                of_any_form(|| Box::pin(self.get_package(namespace, object, bytes.clone()))).await?
+                let package = || Box::pin(self.get_package(address, namespace, object, bytes.clone()));
+                of_any_form(package).await?
             }
             Media::CompactBinary | Media::Compressed => {
                 reply(StatusCode::OK, Media::CompactBinary.name(), bytes)
@@ -67,11 +71,11 @@ impl Service {
     }
 
     /// The JSON of an object as a body.
-    async fn json_body(&self, object: Bytes) -> Result<Body, Problem> {
+    async fn json_body(&self, address: Option<IpAddr>, object: Bytes) -> Result<Body, Problem> {
         if object.len() <= JSON_WHOLE_BYTES_MAX {
             return Ok(Body::bytes(Document::parse(&object).map_err(Problem::bad)?.to_json()));
         }
-        let held = self.memory.take(PIECE_BYTES as u64, Instant::now() + MEMORY_WAIT).await?;
+        let held = self.memory.take_for(address, PIECE_BYTES as u64, Instant::now() + MEMORY_WAIT).await?;
         let json = match object.len() <= JSON_IN_PLACE_BYTES_MAX {
             true => JsonBody::new(object),
             false => blocking::elsewhere(move || JsonBody::new(object)).await.ok_or_else(|| {
@@ -85,7 +89,13 @@ impl Service {
     }
 
     /// The only attachment, decompressed; else the object.
-    async fn get_raw(self: &Arc<Service>, namespace: &Namespace, bytes: Bytes, is_head: bool) -> Answer {
+    async fn get_raw(
+        self: &Arc<Service>,
+        address: Option<IpAddr>,
+        namespace: &Namespace,
+        bytes: Bytes,
+        is_head: bool,
+    ) -> Answer {
         let document = Document::parse(&bytes).map_err(Problem::bad)?;
         let Some(hash) = document.only_binary_attachment() else {
             return Ok(reply(StatusCode::OK, Media::Octets.name(), bytes));
@@ -108,7 +118,7 @@ impl Service {
             response.headers_mut().insert(header::CONTENT_LENGTH, length);
             return Ok(response);
         }
-        let body = Box::pin(self.raw_body(namespace, &hash, form, blob)).await?;
+        let body = Box::pin(self.raw_body(address, namespace, &hash, form, blob)).await?;
         Ok(with_type(body, Media::Octets))
     }
 
@@ -134,10 +144,11 @@ impl Service {
     /// stored; the rest is verified on its way.
     ///
     /// # Errors
-    /// 503 if other requests hold the memory; what is wrong with the buffer, as far as it shows by
+    /// 429 if other requests hold the memory; what is wrong with the buffer, as far as it shows by
     /// then.
     async fn raw_body(
         self: &Arc<Service>,
+        address: Option<IpAddr>,
         namespace: &Namespace,
         id: &IoHash,
         form: Located,
@@ -155,7 +166,7 @@ impl Service {
         }
         let mut body = Body::default();
         let bytes = header.decoder_bytes() + header.block_size().max(raw::PIECE_BYTES).min(header.raw_size);
-        body.hold(self.memory.take(bytes, Instant::now() + MEMORY_WAIT).await?);
+        body.hold(self.memory.take_for(address, bytes, Instant::now() + MEMORY_WAIT).await?);
         let oodle = self.rules().oodle.clone();
         if !form.verified && header.raw_size <= HASH_FIRST_BYTES_MAX {
             let (read, oodle) = (blob.clone(), oodle.clone());
@@ -194,7 +205,13 @@ impl Service {
     }
 
     /// The object and everything it reaches.
-    async fn get_package(self: &Arc<Service>, namespace: &Namespace, hash: IoHash, bytes: Bytes) -> Answer {
+    async fn get_package(
+        self: &Arc<Service>,
+        address: Option<IpAddr>,
+        namespace: &Namespace,
+        hash: IoHash,
+        bytes: Bytes,
+    ) -> Answer {
         let mut entries = vec![Entry { size: bytes.len() as u64, flags: Flags::OBJECT, hash }];
         let mut payloads = Body::default();
         let document = Document::parse(&bytes).map_err(Problem::bad)?;
@@ -205,7 +222,7 @@ impl Service {
             let Attachment { hash, .. } = attachment;
             if entries.len().is_multiple_of(ENTRIES) {
                 let bytes = ENTRIES as u64 * ENTRY_BYTES;
-                payloads.hold(self.memory.take(bytes, Instant::now() + MEMORY_WAIT).await?);
+                payloads.hold(self.memory.take_for(address, bytes, Instant::now() + MEMORY_WAIT).await?);
             }
             let left = PACKAGE_BYTES_MAX.saturating_sub(in_memory);
             let mut found = None;
@@ -262,7 +279,8 @@ impl Service {
                 }
                 Found::Coming(blob) => {
                     if !has_relays {
-                        payloads.hold(self.memory.take(RELAY_BYTES, Instant::now() + MEMORY_WAIT).await?);
+                        let until = Instant::now() + MEMORY_WAIT;
+                        payloads.hold(self.memory.take_for(address, RELAY_BYTES, until).await?);
                         has_relays = true;
                     }
                     entries.push(Entry { size: blob.len(), flags, hash });

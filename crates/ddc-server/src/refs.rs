@@ -309,7 +309,7 @@ impl Service {
         }
         let used = self.touch(name).unwrap_or(value.put);
         let object = value.object;
-        let mut response = self.form_of(&name.namespace, media, object, bytes, false).await?;
+        let mut response = self.form_of(request, &name.namespace, media, object, bytes, false).await?;
         self.keep_young(name, &value);
         let headers = response.headers_mut();
         headers.extend(HeaderValue::try_from(used.month_first()).ok().map(|used| (LAST_ACCESS, used)));
@@ -334,7 +334,7 @@ impl Service {
         // A client that accepts no form at all asks only whether the ref is there. The length of
         // another form is known once it is made.
         let media = suffix.or_else(|| negotiate(request.accept(), &FORMS)).unwrap_or(Media::CompactBinary);
-        self.form_of(&name.namespace, media, value.object, bytes, true).await
+        self.form_of(request, &name.namespace, media, value.object, bytes, true).await
     }
 
     /// Reports whether everything that a ref reaches is stored.

@@ -19,7 +19,7 @@ use tokio::net::TcpListener;
 use crate::body::Body;
 use crate::http1::{self, ConnectionEnd, Wire};
 use crate::listener::Listener;
-use crate::memory::{Waiters, return_soon};
+use crate::memory::return_soon;
 use crate::service::{RawRequest, Service};
 use crate::source::Streamed;
 
@@ -182,10 +182,10 @@ impl<P: Outgoing> Outgoing for Sent<P> {
         }
     }
 
-    fn is_wanted(&self) -> bool {
+    fn wanted(&self) -> Option<u64> {
         match self {
-            Sent::Answer(body) => body.is_wanted(),
-            Sent::Page(body) => body.is_wanted(),
+            Sent::Answer(body) => Outgoing::wanted(body),
+            Sent::Page(body) => body.wanted(),
         }
     }
 }
@@ -206,7 +206,7 @@ impl Outgoing for Body {
         self.close_files();
     }
 
-    fn is_wanted(&self) -> bool {
-        self.waiters().is_some_and(Waiters::any)
+    fn wanted(&self) -> Option<u64> {
+        self.waiters().filter(|waiters| waiters.any()).map(|_| self.held_bytes())
     }
 }

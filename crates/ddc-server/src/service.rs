@@ -2,6 +2,7 @@
 
 use std::collections::{BTreeMap, HashSet};
 use std::fmt;
+use std::net::IpAddr;
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{Arc, Mutex, PoisonError, RwLock};
 use std::time::{Duration, Instant};
@@ -345,6 +346,7 @@ impl Service {
         question: RawRequest<'_>,
     ) -> Response<Body> {
         let (is_head, headers) = (question.method == "HEAD", question.headers);
+        let address = question.source.address();
         self.counters.requests.fetch_add(1, Ordering::Relaxed);
         let (started, mut operation) = (Instant::now(), Operation::Other);
         let way = self.upstream().and_then(|upstream| upstream.way_of(headers));
@@ -361,7 +363,7 @@ impl Service {
             Some(_) => Box::pin(for_request(way, self.dispatch(listener, question, &mut operation))).await,
         };
         if !is_head && dispatched.as_ref().is_ok_and(|response| response.body().uncounted_bytes() > 0) {
-            dispatched = Box::pin(self.held_answer(dispatched)).await;
+            dispatched = Box::pin(self.held_answer(address, dispatched)).await;
         }
         self.counters.observe(operation, started.elapsed());
         let mut response = match dispatched {
@@ -369,6 +371,9 @@ impl Service {
             Err(problem) => {
                 if problem.status.is_server_error() {
                     self.counters.failures.fetch_add(1, Ordering::Relaxed);
+                }
+                if problem.status == StatusCode::TOO_MANY_REQUESTS {
+                    self.counters.overloaded.fetch_add(1, Ordering::Relaxed);
                 }
                 problem.answer(headers.get(header::ACCEPT).and_then(|accept| accept.to_str().ok()))
             }
@@ -386,10 +391,10 @@ impl Service {
     }
 
     /// An answer whose client decides how long it stays in memory.
-    async fn held_answer(&self, answer: Answer) -> Answer {
+    async fn held_answer(&self, address: Option<IpAddr>, answer: Answer) -> Answer {
         let mut response = answer?;
         let bytes = response.body().uncounted_bytes();
-        let held = self.memory.take(bytes, tokio::time::Instant::now() + MEMORY_WAIT).await?;
+        let held = self.memory.take_for(address, bytes, tokio::time::Instant::now() + MEMORY_WAIT).await?;
         response.body_mut().hold(held);
         Ok(response)
     }

@@ -68,6 +68,8 @@ pub(crate) struct Counters {
     pub(crate) failures: AtomicU64,
     /// What arrived and was no request.
     pub(crate) malformed: AtomicU64,
+    /// Requests that were answered with 429.
+    pub(crate) overloaded: AtomicU64,
     pub(crate) ref_hits: AtomicU64,
     pub(crate) ref_misses: AtomicU64,
     pub(crate) blob_hits: AtomicU64,
@@ -125,6 +127,8 @@ pub struct CacheStats {
     pub failures: u64,
     /// What arrived and was no request.
     pub malformed: u64,
+    /// Requests that were answered with 429: too much went on.
+    pub overloaded: u64,
     /// Refs that were asked for and found.
     pub ref_hits: u64,
     /// Refs that were asked for and not there.

@@ -5,6 +5,7 @@ use std::io;
 use std::net::IpAddr;
 use std::pin::Pin;
 use std::task::{Context, Poll, ready};
+use std::time::Duration;
 
 use bytes::{Bytes, BytesMut};
 use hyper::StatusCode;
@@ -15,14 +16,12 @@ use throng_ddc_store::{Blob, LargeWriter, Store};
 use tokio::time::{Instant, Sleep, sleep_until};
 
 use crate::answer::Problem;
-use crate::memory::{FREE_BYTES, Held, MEMORY_WAIT, Memory, SMALL_BYTES_MAX};
+use crate::memory::{FREE_BYTES, HELD_STEP_BYTES, Held, MEMORY_WAIT, Memory, SMALL_BYTES_MAX};
 use crate::source::Source;
 use crate::streaming::StreamedBlob;
 
 /// Bytes that are hashed and written in one step.
 const STEP_BYTES: usize = 1 << 20;
-/// Bytes of memory that a body takes in one step.
-const HELD_STEP_BYTES: u64 = 64 << 10;
 
 /// The body of a request.
 ///
@@ -44,6 +43,8 @@ pub(crate) struct Upload<'c> {
     memory: Option<&'c Memory>,
     held: Option<Held>,
     turn: Option<Turn>,
+    /// Time for which it may wait for memory still.
+    patience: Duration,
 }
 
 /// Bytes that were received.
@@ -102,6 +103,7 @@ impl<'c> Upload<'c> {
             memory,
             held: None,
             turn: None,
+            patience: MEMORY_WAIT,
         };
         if upload.declared().is_some_and(|declared| declared > limit) {
             return Err(too_large(limit));
@@ -117,15 +119,12 @@ impl<'c> Upload<'c> {
     /// Makes room for `more` bytes behind `bytes`, which may become `whole`.
     async fn room(&mut self, bytes: &mut BytesMut, more: usize, whole: u64) -> Result<(), Problem> {
         let wanted = bytes.len() + more;
-        if wanted > STEP_BYTES {
-            self.charge(wanted).await?;
-            // A client's declared length is believed once the first MiB has come: growing step by
-            // step would hold up to three times as much.
-            bytes.reserve(more.max((whole as usize).saturating_sub(bytes.len())));
-        } else if bytes.capacity() < wanted {
-            // At once, so that it does not wait again while others wait for what it holds. What is
+        if bytes.capacity() < wanted {
+            // A client's declared length is believed once the first MiB has come. All of it at once:
+            // what grows step by step waits at each, while others wait for what it holds. What is
             // reserved counts, touched or not: the allocator gives used pages.
-            let capacity = match (whole as usize).min(STEP_BYTES) {
+            let believed = if wanted > STEP_BYTES { usize::MAX } else { STEP_BYTES };
+            let capacity = match (whole as usize).min(believed) {
                 0 => wanted.next_power_of_two(),
                 whole => wanted.max(whole),
             };
@@ -142,7 +141,7 @@ impl<'c> Upload<'c> {
         if lacking == 0 {
             return true;
         }
-        let Some(taken) = memory.try_take(lacking) else { return false };
+        let Some(taken) = memory.try_take(self.source.address(), lacking) else { return false };
         Held::add(&mut self.held, taken);
         true
     }
@@ -152,13 +151,20 @@ impl<'c> Upload<'c> {
         let Some(memory) = self.memory.filter(|_| bytes > FREE_BYTES) else { return Ok(()) };
         let lacking = (bytes as u64).saturating_sub(self.held.as_ref().map_or(0, Held::bytes));
         if lacking > 0 {
-            let until = Instant::now() + MEMORY_WAIT;
-            let address = self.source.address();
-            Held::add(&mut self.held, memory.take_for(address, lacking.max(HELD_STEP_BYTES), until).await?);
+            let taken = self.take(memory, lacking.max(HELD_STEP_BYTES)).await?;
+            Held::add(&mut self.held, taken);
             // The client did not pause meanwhile.
             self.turn = None;
         }
         Ok(())
+    }
+
+    /// Takes memory. All waits of one request for it take [`MEMORY_WAIT`] together.
+    async fn take(&mut self, memory: &Memory, bytes: u64) -> Result<Held, Problem> {
+        let since = Instant::now();
+        let taken = memory.take_for(self.source.address(), bytes, since + self.patience).await;
+        self.patience = self.patience.saturating_sub(since.elapsed());
+        Ok(taken?)
     }
 
     /// Hashes what arrives with SHA-256 as well.
@@ -196,7 +202,7 @@ impl<'c> Upload<'c> {
         let mut sleep = None;
         let piece = poll_fn(|context| self.poll_piece(context, &mut sleep)).await;
         let piece = piece.map_err(|error| match error.kind() {
-            io::ErrorKind::ResourceBusy => Problem::paused(),
+            io::ErrorKind::ResourceBusy => Problem::paused(self.least()),
             io::ErrorKind::TimedOut => {
                 let title =
                     "the body is too slow: it paused for 30 s, or took that long at less than 1 KiB/s";
@@ -212,6 +218,11 @@ impl<'c> Upload<'c> {
         if self.received > self.limit { Err(too_large(self.limit)) } else { Ok(piece) }
     }
 
+    /// Bytes that must come in a turn while another request waits.
+    fn least(&self) -> u64 {
+        Turn::least(self.held.as_ref().map_or(0, Held::bytes))
+    }
+
     /// Fails with [`io::ErrorKind::ResourceBusy`] if the client pauses, and another request waits
     /// for the memory that this one holds.
     fn poll_piece(
@@ -224,11 +235,11 @@ impl<'c> Upload<'c> {
             let Some(memory) = self.memory.filter(|_| piece.is_pending() && self.held.is_some()) else {
                 return piece;
             };
-            let moved = self.received + self.source.arrived() as u64;
+            let (moved, least) = (self.received + self.source.arrived() as u64, self.least());
             let turn = self.turn.get_or_insert_with(|| Turn::begin(moved));
             let sleep = sleep.get_or_insert_with(|| Box::pin(sleep_until(turn.end())));
             ready!(sleep.as_mut().poll(context));
-            if turn.renew(moved) && memory.waiters().any() {
+            if turn.renew(moved) < least && memory.waiters().any() {
                 return Poll::Ready(Err(io::ErrorKind::ResourceBusy.into()));
             }
             sleep.as_mut().reset(turn.end());
@@ -253,7 +264,7 @@ impl<'c> Upload<'c> {
         bytes.extend_from_slice(&first);
         bytes.extend_from_slice(&second);
         drop((first, second));
-        while let Some(more) = self.next(bytes.len()).await? {
+        while let Some(more) = self.next(bytes.capacity()).await? {
             self.room(&mut bytes, more.len(), whole).await?;
             bytes.extend_from_slice(&more);
         }
@@ -265,7 +276,7 @@ impl<'c> Upload<'c> {
         let mut bytes = BytesMut::new();
         while bytes.len() < count {
             let mut piece =
-                self.next(bytes.len()).await?.ok_or_else(|| Problem::bad("the body ends early"))?;
+                self.next(bytes.capacity()).await?.ok_or_else(|| Problem::bad("the body ends early"))?;
             if piece.len() > count - bytes.len() {
                 self.rest = piece.split_off(count - bytes.len());
             }
@@ -301,9 +312,8 @@ impl<'c> Upload<'c> {
         if let Some(memory) = self.memory {
             // It cannot wait for what it holds itself.
             let own = self.held.as_ref().map_or(0, Held::bytes);
-            let bytes = bytes.min(memory.bytes().saturating_sub(own));
-            let (address, until) = (self.source.address(), Instant::now() + MEMORY_WAIT);
-            Held::add(&mut self.held, memory.take_for(address, bytes, until).await?);
+            let taken = self.take(memory, bytes.min(memory.bytes().saturating_sub(own))).await?;
+            Held::add(&mut self.held, taken);
         }
         Ok(())
     }
@@ -322,7 +332,7 @@ impl<'c> Upload<'c> {
 
     /// Verifies a piece of a compressed buffer. Gives the memory that the decoder needs, once it is
     /// known, if that is much or the client decides how long it is needed.
-    async fn decode(&self, decoder: &mut Decoder, piece: &[u8]) -> Result<Option<Held>, Problem> {
+    async fn decode(&mut self, decoder: &mut Decoder, piece: &[u8]) -> Result<Option<Held>, Problem> {
         let free = if self.declared() == Some(0) { SMALL_BYTES_MAX } else { FREE_BYTES } as u64;
         let head = match decoder.header() {
             Some(_) => 0,
@@ -337,9 +347,7 @@ impl<'c> Upload<'c> {
             {
                 // It cannot wait for what it holds itself.
                 let own = self.held.as_ref().map_or(0, Held::bytes);
-                let needed = needed.min(memory.bytes().saturating_sub(own));
-                let (address, until) = (self.source.address(), Instant::now() + MEMORY_WAIT);
-                held = Some(memory.take_for(address, needed, until).await?);
+                held = Some(self.take(memory, needed.min(memory.bytes().saturating_sub(own))).await?);
             }
         }
         Ok(held)
@@ -362,7 +370,7 @@ impl<'c> Upload<'c> {
         let mut only: Option<Bytes> = None;
         let mut decoding = None;
         while wanted > 0 {
-            let beside = buffer.len().max(only.as_ref().map_or(0, Bytes::len));
+            let beside = buffer.capacity().max(only.as_ref().map_or(0, Bytes::len));
             let Some(mut piece) = self.next(beside).await? else { break };
             if piece.len() as u64 > wanted {
                 self.rest = piece.split_off(wanted as usize);

@@ -14,14 +14,13 @@ use hyper::service::service_fn;
 use hyper::{HeaderMap, Method as Verb, Request, Response, StatusCode, header};
 use hyper_util::rt::{TokioIo, TokioTimer};
 use throng_admin::{
-    Accepted, Framed, Guest, Intake, Metered, PacedBody, Serving, Shutdown, Tls, is_loopback_name,
+    Accepted, Framed, Guest, Intake, Metered, PacedBody, Serving, Shutdown, Tls, Transport, is_loopback_name,
     is_same_site, no_exemptions, serve_http2, sniff,
 };
 use throng_matcher::{Scope, check_server_name, json};
 use throng_wire::matcher::{
     FRAME_BODY_BYTES_MAX, Method, REQUEST_KEY_FIELD, Reader, Status, Type, Writer, method_named, write_bytes,
 };
-use tokio::io::{AsyncRead, AsyncWrite};
 use tokio::net::TcpListener;
 use tokio::sync::{Semaphore, SemaphorePermit};
 
@@ -115,7 +114,7 @@ fn serve_until<'a>(
 
 async fn connection<S>(stream: S, shared: Arc<Shared>, guest: Guest)
 where
-    S: AsyncRead + AsyncWrite + Unpin + Send + 'static,
+    S: Transport,
 {
     let Some((is_http2, stream)) = sniff(stream).await else { return };
     if is_http2 {

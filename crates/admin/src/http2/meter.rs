@@ -5,14 +5,15 @@ use std::future::Future as _;
 use std::io;
 use std::pin::Pin;
 use std::sync::Arc;
-use std::sync::atomic::{AtomicBool, Ordering};
+use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::task::{Context, Poll, ready};
 use std::time::Instant;
 
 use tokio::io::{AsyncRead, AsyncWrite, ReadBuf};
-use tokio::time::{Sleep, sleep};
+use tokio::time::{Sleep, sleep_until};
 
-use crate::crowd::{Guest, Pace};
+use crate::crowd::{Guest, Pace, Turn};
+use crate::transport::Transport;
 
 /// Bytes of the preface, which precedes the first frame.
 const PREFACE_BYTES: usize = 24;
@@ -22,12 +23,24 @@ const SMALL_DATA_BYTES: usize = 256;
 
 /// Reports from a [`Metered`] stream to the connection over it.
 #[derive(Debug, Default)]
-pub(super) struct Meter(AtomicBool);
+pub(super) struct Meter {
+    is_exceeded: AtomicBool,
+    /// Looks at what the client has taken, while the socket takes nothing, and what it had at the
+    /// last one.
+    looks: AtomicU64,
+    taken: AtomicU64,
+}
 
 impl Meter {
     /// Reports whether the client sent more control frames or resets than it may.
     pub(super) fn is_exceeded(&self) -> bool {
-        self.0.load(Ordering::Relaxed)
+        self.is_exceeded.load(Ordering::Relaxed)
+    }
+
+    /// Number of looks at what the client has taken, one in each [`Turn`] in which the socket takes
+    /// nothing, and the bytes that it had taken at the last one.
+    pub(super) fn taken(&self) -> (u64, u64) {
+        (self.looks.load(Ordering::Acquire), self.taken.load(Ordering::Relaxed))
     }
 }
 
@@ -134,7 +147,16 @@ impl Frames {
     }
 }
 
-/// A stream that reports its progress to its [`Guest`], and fails when nothing can be written for
+/// Time for which nothing can be written.
+#[derive(Debug)]
+struct Stall {
+    /// Goes off at the next look at what the client has taken.
+    timer: Pin<Box<Sleep>>,
+    /// Time at which the client was last seen to have taken something.
+    last: tokio::time::Instant,
+}
+
+/// A stream that reports its progress to its [`Guest`], and fails when its client takes nothing for
 /// [`Pace::PAUSE`].
 #[derive(Debug)]
 pub struct Metered<S> {
@@ -145,14 +167,18 @@ pub struct Metered<S> {
     /// True if something could not be written since the last read. Answers of HTTP/1.1 that the
     /// socket takes at once are over, and no progress of their connection.
     has_stalled: bool,
-    /// Runs while nothing can be written.
-    stalled: Option<Pin<Box<Sleep>>>,
+    /// While nothing can be written.
+    stall: Option<Stall>,
+    /// Bytes that were written.
+    written: u64,
+    /// Those of them that the client had taken at the last look.
+    taken: u64,
 }
 
 impl<S> Metered<S> {
     /// A stream of HTTP/1.1.
     pub fn new(stream: S, guest: Guest) -> Metered<S> {
-        Metered { stream, guest, frames: None, has_stalled: false, stalled: None }
+        Metered { stream, guest, frames: None, has_stalled: false, stall: None, written: 0, taken: 0 }
     }
 
     /// A stream of HTTP/2, whose frames are counted.
@@ -162,8 +188,50 @@ impl<S> Metered<S> {
             guest,
             frames: Some((Frames::new(Instant::now()), meter)),
             has_stalled: false,
-            stalled: None,
+            stall: None,
+            written: 0,
+            taken: 0,
         }
+    }
+}
+
+impl<S: Transport> Metered<S> {
+    /// Waits for the client to take something. Completes when it has taken nothing for too long.
+    fn poll_stall(&mut self, context: &mut Context<'_>) -> Poll<()> {
+        self.has_stalled = true;
+        let every = if self.frames.is_some() { Turn::TIME } else { Pace::LOOK };
+        let mut stall = match self.stall.take() {
+            Some(stall) => stall,
+            None => {
+                let now = tokio::time::Instant::now();
+                self.look();
+                Stall { timer: Box::pin(sleep_until(now + every)), last: now }
+            }
+        };
+        while stall.timer.as_mut().poll(context).is_ready() {
+            let now = tokio::time::Instant::now();
+            if self.look() {
+                stall.last = now;
+            }
+            if now >= stall.last + Pace::PAUSE {
+                return Poll::Ready(());
+            }
+            stall.timer.as_mut().reset(now + every);
+        }
+        self.stall = Some(stall);
+        Poll::Pending
+    }
+
+    /// Reports whether the client has taken something since the last look.
+    fn look(&mut self) -> bool {
+        let taken = self.stream.taken(self.written).saturating_sub(self.taken);
+        self.taken += taken;
+        self.guest.moved(taken as usize);
+        if let Some((_, meter)) = &self.frames {
+            meter.taken.store(self.taken, Ordering::Relaxed);
+            meter.looks.fetch_add(1, Ordering::Release);
+        }
+        taken > 0
     }
 
     /// Accounts for a write.
@@ -173,13 +241,11 @@ impl<S> Metered<S> {
         wrote: Poll<io::Result<usize>>,
     ) -> Poll<io::Result<usize>> {
         let Poll::Ready(result) = wrote else {
-            self.has_stalled = true;
-            let stalled = self.stalled.get_or_insert_with(|| Box::pin(sleep(Pace::PAUSE)));
-            ready!(stalled.as_mut().poll(context));
-            return Poll::Ready(Err(io::ErrorKind::TimedOut.into()));
+            return self.poll_stall(context).map(|()| Err(io::ErrorKind::TimedOut.into()));
         };
-        self.stalled = None;
+        self.stall = None;
         if let Ok(count) = result {
+            self.written += count as u64;
             if self.has_stalled || self.frames.is_some() {
                 self.guest.moved(count);
             }
@@ -191,7 +257,7 @@ impl<S> Metered<S> {
     }
 }
 
-impl<S: AsyncRead + Unpin> AsyncRead for Metered<S> {
+impl<S: Transport> AsyncRead for Metered<S> {
     fn poll_read(
         mut self: Pin<&mut Self>,
         context: &mut Context<'_>,
@@ -211,7 +277,7 @@ impl<S: AsyncRead + Unpin> AsyncRead for Metered<S> {
         {
             // The connection looks at the meter before it is polled again.
             buf.set_filled(before);
-            meter.0.store(true, Ordering::Relaxed);
+            meter.is_exceeded.store(true, Ordering::Relaxed);
             context.waker().wake_by_ref();
             return Poll::Pending;
         }
@@ -219,7 +285,7 @@ impl<S: AsyncRead + Unpin> AsyncRead for Metered<S> {
     }
 }
 
-impl<S: AsyncWrite + Unpin> AsyncWrite for Metered<S> {
+impl<S: Transport> AsyncWrite for Metered<S> {
     fn poll_write(
         mut self: Pin<&mut Self>,
         context: &mut Context<'_>,
@@ -255,9 +321,40 @@ impl<S: AsyncWrite + Unpin> AsyncWrite for Metered<S> {
 
 #[cfg(test)]
 mod tests {
+    use std::net::TcpListener;
     use std::time::Duration;
 
+    use tokio::net::TcpStream;
+
     use super::*;
+    use crate::crowd::{Admission, Crowd};
+    use crate::intake::no_exemptions;
+
+    #[tokio::test]
+    async fn a_client_is_seen_to_take_what_the_socket_holds() {
+        let listener = TcpListener::bind("127.0.0.1:0").expect("loopback");
+        let mut client = std::net::TcpStream::connect(listener.local_addr().expect("bound")).expect("open");
+        let (server, _) = listener.accept().expect("a client");
+        server.set_nonblocking(true).expect("a socket");
+        let crowd = Crowd::new(&Arc::default(), 1, no_exemptions());
+        let Admission::Admitted(guest) = crowd.admit([192, 0, 2, 1].into(), false) else {
+            panic!("there is room");
+        };
+        let meter = Arc::new(Meter::default());
+        let stream = TcpStream::from_std(server).expect("a runtime");
+        stream.writable().await.expect("a socket");
+        let mut metered = Metered::counted(stream, guest, Arc::clone(&meter));
+        let block = vec![0; 1 << 20];
+        let mut context = Context::from_waker(std::task::Waker::noop());
+        while let Poll::Ready(Ok(_)) = Pin::new(&mut metered).poll_write(&mut context, &block) {}
+        let (looks, taken) = meter.taken();
+        assert!((1, 0) < (looks, taken) && taken < metered.written, "{taken} of {}", metered.written);
+        // It takes nothing, then half of it: the socket may still not be writable.
+        assert!(!metered.look());
+        std::io::Read::read_exact(&mut client, &mut vec![0; taken as usize / 2]).expect("it is there");
+        assert!(metered.look());
+        assert!(meter.taken() > (looks + 1, taken));
+    }
 
     fn frame(kind: u8, flags: u8, payload: usize) -> Vec<u8> {
         let len = u32::try_from(payload).expect("small").to_be_bytes();

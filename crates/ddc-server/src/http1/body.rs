@@ -9,7 +9,7 @@ use std::task::{Context, Poll, ready};
 use bytes::{BufMut as _, Bytes, BytesMut};
 use tokio::io::AsyncReadExt as _;
 
-use super::{Connection, Wire};
+use super::{Connection, Transfer, Wire};
 use crate::memory::{FREE_BYTES, SMALL_BYTES_MAX};
 use crate::source::Source;
 
@@ -140,7 +140,7 @@ impl<S: Wire> Connection<S> {
             Framing::Length(left) => self.poll_length(context, left),
             _ => self.poll_chunked(context),
         };
-        if self.is_transfer {
+        if !matches!(self.transfer, Transfer::Nothing) {
             match polled {
                 Poll::Ready(_) if self.work.is_none() => self.work = Some(self.guest.work()),
                 Poll::Ready(_) => {}
@@ -193,7 +193,7 @@ impl<S: Wire> Connection<S> {
             let read = pin!(self.stream.read_buf(&mut space)).poll(context);
             match read {
                 Poll::Ready(Ok(0)) => return Poll::Ready(Err(io::ErrorKind::UnexpectedEof.into())),
-                Poll::Ready(Ok(count)) => self.moved(count),
+                Poll::Ready(Ok(count)) => self.received(count),
                 Poll::Ready(Err(error)) => return Poll::Ready(Err(error)),
                 Poll::Pending => return self.poll_patience(context),
             }
@@ -212,7 +212,7 @@ impl<S: Wire> Connection<S> {
                 Step::Piece(piece, next) => {
                     self.left.framing = next;
                     // Sizes, extensions and trailers are no progress.
-                    self.moved(piece.len());
+                    self.received(piece.len());
                     return Poll::Ready(Ok(Some(piece)));
                 }
                 Step::Next(next) => {

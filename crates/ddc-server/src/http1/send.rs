@@ -14,7 +14,7 @@ use tokio::io::Interest;
 use tokio::net::TcpStream;
 use tokio::time::Instant;
 
-use super::{Connection, SOURCE_TIMEOUT, Wire};
+use super::{Connection, SOURCE_TIMEOUT, Transfer, Wire};
 use crate::body::{Body, FilePart, PIECE_BYTES};
 use crate::memory::{FREE_BYTES, Held, Memory};
 
@@ -41,8 +41,8 @@ impl<S: Wire> Connection<S> {
         memory: &Memory,
     ) -> io::Result<()> {
         let (parts, mut body) = answer.into_parts();
-        self.begin_transfer();
-        self.waiters = body.waiters().cloned();
+        self.begin_transfer(Transfer::Answer { before: self.written });
+        (self.waiters, self.held_bytes) = (body.waiters().cloned(), body.held_bytes());
         self.out.clear();
         let (status, out) = (parts.status, &mut self.out);
         for part in ["HTTP/1.1 ", status.as_str(), " ", status.canonical_reason().unwrap_or("-"), "\r\n"] {
@@ -105,11 +105,10 @@ impl<S: Wire> Connection<S> {
     fn room(&mut self, left: u64, most: u64, memory: &Memory, held: &mut Option<Held>) -> usize {
         let wanted = left.min(most);
         if wanted > FREE_BYTES as u64 && held.as_ref().is_none_or(|held| held.bytes() < wanted) {
-            *held = None;
-            *held = memory.try_take(wanted);
-            if held.is_none() {
-                return FREE_BYTES;
-            }
+            self.held_bytes -= held.take().map_or(0, |held| held.bytes());
+            let Some(taken) = memory.try_take(self.guest.address(), wanted) else { return FREE_BYTES };
+            self.held_bytes += taken.bytes();
+            *held = Some(taken);
             self.waiters.get_or_insert_with(|| memory.waiters().clone());
         }
         most as usize
@@ -187,7 +186,7 @@ impl<S: Wire> Connection<S> {
                     Poll::Pending => self.poll_patience(context),
                 })
                 .await?;
-                self.moved(count);
+                self.wrote(count);
                 count
             };
             if count == 0 {
@@ -210,7 +209,7 @@ impl<S: Wire> Connection<S> {
                 Err(error) if error.kind() == io::ErrorKind::Interrupted => continue,
                 Err(error) => return Err(error),
                 Ok(count) => {
-                    self.moved(count);
+                    self.wrote(count);
                     return Ok(count);
                 }
             }

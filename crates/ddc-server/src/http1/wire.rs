@@ -1,11 +1,11 @@
 //! Streams that a connection may run over.
 
-use tokio::io::{AsyncRead, AsyncWrite};
+use throng_admin::Transport;
 use tokio::net::TcpStream;
 use tokio_rustls::server::TlsStream;
 
 /// A stream that a connection may run over.
-pub(crate) trait Wire: AsyncRead + AsyncWrite + Send + Sync + Unpin + 'static {
+pub(crate) trait Wire: Transport + Sync {
     /// The socket, if what is written to the stream is what it sends.
     fn tcp(&self) -> Option<&TcpStream>;
 }

@@ -49,6 +49,11 @@ pub(super) fn cache_families(cache: &throng_ddc_server::CacheStats) -> Vec<Famil
         count("throng_ddc_requests", "Requests to the derived-data cache.", cache.requests),
         count("throng_ddc_failures", "Requests that failed with a server error.", cache.failures),
         count("throng_ddc_malformed", "Malformed requests to the cache.", cache.malformed),
+        count(
+            "throng_ddc_overloaded",
+            "Requests to the cache that were answered with 429: no memory was free for them, or no room in the queue of the disk.",
+            cache.overloaded,
+        ),
         family(
             "throng_ddc_lookups",
             "Lookups of refs and blobs.",

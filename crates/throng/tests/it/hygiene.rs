@@ -219,6 +219,7 @@ const UNSAFE_TABLE: &[(&str, &str)] = &[
     ("client-ffi", "the C interface: pointers come from C, under the contract that its header states"),
     ("enet-ffi", "the C interface of ENet: pointers come from C, under the contract of its header"),
     ("net", "epoll, eventfd and batched reads have no safe interface in libc"),
+    ("platform", "the state of a socket's send queue has no safe interface"),
     ("load", "resource use of the measured process, and the bare writer that figures are compared with"),
     ("server", "signals and resource limits, and an allocator that counts in tests"),
     ("throng", "one setting of the allocator has no safe interface"),
