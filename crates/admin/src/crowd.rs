@@ -394,6 +394,11 @@ impl Pace {
         }
     }
 
+    /// Ends a pause: the peer takes what was sent before, as far as it goes on.
+    pub fn goes_on(&mut self) {
+        self.last = tokio::time::Instant::now();
+    }
+
     /// Time of the next look at what the peer has taken.
     #[must_use]
     pub fn next_look(&self) -> tokio::time::Instant {

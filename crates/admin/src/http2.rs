@@ -13,6 +13,7 @@ use std::cell::RefCell;
 use std::future::{Future, poll_fn};
 use std::io;
 use std::pin::{Pin, pin};
+use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{Arc, LazyLock};
 use std::task::{Context, Poll, ready};
 use std::time::{Duration, SystemTime};
@@ -318,7 +319,7 @@ where
     let budget = Arc::new(Semaphore::new(CONNECTION_BYTES / UNIT));
     let shared = Arc::new(Shared { guest, meter: Arc::clone(&meter), budget });
     let (mut streams, mut most, mut window) = (JoinSet::new(), 0, None);
-    let mut idle = pin!(sleep(IDLE_TIMEOUT));
+    let (mut idle, mut look) = (pin!(sleep(IDLE_TIMEOUT)), pin!(sleep(Turn::TIME)));
     loop {
         let accepted = tokio::select! {
             accepted = poll_fn(|context| match meter.is_exceeded() {
@@ -326,10 +327,16 @@ where
                 false => connection.poll_accept(context).map(Some),
             }) => accepted,
             Some(_) = streams.join_next(), if !streams.is_empty() => {
+                meter.set_streams(streams.len());
                 if streams.is_empty() {
                     shared.guest.rest();
                 }
                 idle.as_mut().reset(Instant::now() + IDLE_TIMEOUT);
+                continue;
+            }
+            () = look.as_mut(), if !streams.is_empty() => {
+                meter.ask();
+                look.as_mut().reset(Instant::now() + Turn::TIME);
                 continue;
             }
             () = idle.as_mut(), if streams.is_empty() => {
@@ -358,6 +365,7 @@ where
                     }
                 }
                 streams.spawn(exchange(request, respond, answer.clone(), Arc::clone(&shared), place));
+                meter.set_streams(streams.len());
                 most = most.max(streams.len());
             }
             Some(None | Some(Err(_))) => return most,
@@ -420,7 +428,8 @@ async fn send<B: Outgoing>(
         return Ok(());
     }
     let own = Arc::new(Semaphore::new(PIECE_BYTES / UNIT));
-    let mut progress = Progress::begin(&own, &shared.meter);
+    let place = Arc::new(Place { meter: Arc::clone(&shared.meter), end: AtomicU64::new(0) });
+    let mut progress = Progress::begin(&own, &place);
     let sent = send_body(&mut stream, &mut body, shared, &own, &mut progress).await;
     let sent = match sent {
         // Pieces in h2 are not sent yet, and a client can take the window back.
@@ -459,7 +468,8 @@ async fn send_body<B: Outgoing>(
             Some(Ok(piece)) => {
                 let is_last = body.left() == Some(0);
                 progress.pace.moved(piece.len());
-                let piece = Bytes::from_owner(Lent { piece, _loan: loan });
+                let place = Arc::clone(progress.place);
+                let piece = Bytes::from_owner(Lent { piece, place, _loan: loan });
                 stream.send_data(piece, is_last).map_err(|_| Reason::CANCEL)?;
                 if is_last {
                     return Ok(());
@@ -475,33 +485,38 @@ struct Progress<'a> {
     turn: Turn,
     /// Room for pieces that h2 has and did not write yet.
     own: &'a Semaphore,
-    meter: &'a Meter,
+    place: &'a Arc<Place>,
     /// Looks at what the client has taken, and what it had at the last one, when this was known
     /// last.
     looks: u64,
     taken: u64,
+    /// Its share of what the client took while this answer had data in the socket.
+    share: u64,
     /// The turn was prolonged, because nobody had looked in it.
     is_prolonged: bool,
 }
 
 impl<'a> Progress<'a> {
-    fn begin(own: &'a Semaphore, meter: &'a Meter) -> Progress<'a> {
-        let (looks, taken) = meter.taken();
+    fn begin(own: &'a Semaphore, place: &'a Arc<Place>) -> Progress<'a> {
+        let (looks, taken) = place.meter.taken();
         let (pace, turn) = (Pace::begin(), Turn::begin(0));
-        Progress { pace, turn, own, meter, looks, taken, is_prolonged: false }
+        Progress { pace, turn, own, place, looks, taken, share: 0, is_prolonged: false }
     }
 
     /// Accounts for what the client has taken while the answer waits. Reports whether the answer is
     /// to be given up; `wanted` gives what it holds, if others need it.
     fn is_over(&mut self, wanted: impl FnOnce() -> Option<u64>) -> bool {
         let now = Instant::now();
-        let is_in_socket = self.own.available_permits() < PIECE_BYTES / UNIT;
-        let (looks, taken) = self.meter.taken();
+        let (looks, taken) = self.place.meter.taken();
         let has_looked = looks != self.looks;
-        // The socket of the connection has these pieces, and those of other streams before them.
-        // Without them the client has not opened the window of this stream.
-        if is_in_socket && has_looked {
-            self.pace.moved(taken.saturating_sub(self.taken) as usize);
+        // The connection has pieces of this answer, and of others before them. When the client has
+        // taken them, it does not open the window of this stream.
+        let is_in_socket = self.own.available_permits() < PIECE_BYTES / UNIT
+            || self.taken < self.place.end.load(Ordering::Relaxed);
+        if is_in_socket && taken > self.taken {
+            // Bytes count for the rate once they are given to h2.
+            self.pace.goes_on();
+            self.share += (taken - self.taken) / self.place.meter.streams();
         }
         (self.looks, self.taken) = (looks, taken);
         if now >= self.pace.due() {
@@ -515,7 +530,7 @@ impl<'a> Progress<'a> {
             return false;
         }
         self.is_prolonged = false;
-        let moved = self.turn.renew(self.pace.bytes());
+        let moved = self.turn.renew(self.pace.bytes() + self.share);
         wanted().is_some_and(|held| moved < Turn::least(held))
     }
 }
@@ -597,10 +612,25 @@ impl Loan {
     }
 }
 
+/// Place of an answer in what is written to its connection.
+struct Place {
+    meter: Arc<Meter>,
+    /// End of the last piece that was written.
+    end: AtomicU64,
+}
+
 /// A piece of an answer on borrowed memory: returned when h2 has written it.
 struct Lent {
     piece: Bytes,
+    place: Arc<Place>,
     _loan: Loan,
+}
+
+impl Drop for Lent {
+    fn drop(&mut self) {
+        let Place { meter, end } = &*self.place;
+        end.store(meter.written(), Ordering::Relaxed);
+    }
 }
 
 impl AsRef<[u8]> for Lent {
@@ -634,6 +664,31 @@ mod tests {
     use super::*;
     use crate::crowd::{Admission, Crowd};
     use crate::intake::no_exemptions;
+
+    #[test]
+    fn a_stream_makes_progress_while_its_data_is_in_the_socket() {
+        let runtime = tokio::runtime::Builder::new_current_thread().enable_time().build().expect("a runtime");
+        let _entered = runtime.enter();
+        let own = Arc::new(Semaphore::new(PIECE_BYTES / UNIT));
+        let place = Arc::new(Place { meter: Arc::default(), end: AtomicU64::new(1_000) });
+        let mut progress = Progress::begin(&own, &place);
+        place.meter.set_streams(2);
+        progress.pace.moved(1 << 20);
+        let mut share_after = |taken| {
+            place.meter.looked(taken);
+            let before = progress.pace.due();
+            assert!(!progress.is_over(|| None));
+            (progress.share, progress.pace.due() > before)
+        };
+        // Its last bytes are the thousandth; what the client takes then is of other streams.
+        assert_eq!([400, 400, 900].map(&mut share_after), [(200, true), (200, false), (450, true)]);
+        assert_eq!([1_100, 2_000].map(&mut share_after), [(550, true), (550, false)]);
+        // A piece that h2 has comes behind what others have in the socket.
+        let lent = own.try_acquire_many(1).expect("all is free");
+        assert_eq!(share_after(2_100), (600, true));
+        drop(lent);
+        assert_eq!(share_after(3_000), (600, false));
+    }
 
     /// An empty body.
     struct Nothing;

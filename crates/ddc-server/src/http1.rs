@@ -70,8 +70,10 @@ pub(crate) struct Connection<S> {
     watchdog: Watchdog,
     /// Without a transfer the watchdog stays as it is.
     transfer: Transfer,
-    /// Bytes that were written to the stream.
+    /// Bytes that were written to the stream, and those that the client had taken of them when the
+    /// pace of the answer began: the socket may hold earlier answers.
     written: u64,
+    taken_before: u64,
     /// Pace of the transfer since it first waited for the client: the usual one never does.
     pace: Option<Pace>,
     /// Requests that wait for memory, if the answer holds some, how much that is, and the time that
@@ -85,14 +87,11 @@ pub(crate) struct Connection<S> {
 }
 
 /// What is being transferred.
-#[derive(Clone, Copy)]
+#[derive(Clone, Copy, PartialEq, Eq)]
 enum Transfer {
     Nothing,
     Body,
-    /// An answer, before which so many bytes were written to the stream.
-    Answer {
-        before: u64,
-    },
+    Answer,
 }
 
 /// Reason for the end of [`serve`]. A returned stream replays the bytes that were read from it.
@@ -123,6 +122,7 @@ pub(crate) async fn serve<S: Wire>(
         watchdog: Watchdog::new(HEAD_TIMEOUT),
         transfer: Transfer::Nothing,
         written: 0,
+        taken_before: 0,
         pace: None,
         waiters: None,
         held_bytes: 0,
@@ -297,17 +297,19 @@ impl<S: Wire> Connection<S> {
 
     /// Waits for the client, as long as the pace of the transfer allows.
     fn poll_patience<T>(&mut self, context: &mut Context<'_>) -> Poll<io::Result<T>> {
-        if matches!(self.transfer, Transfer::Nothing) {
+        if self.transfer == Transfer::Nothing {
             return self.watchdog.poll(context);
         }
         if self.pace.is_none() {
             self.pace = Some(Pace::begin());
-            self.look();
+            if self.transfer == Transfer::Answer {
+                self.taken_before = self.stream.taken(self.written);
+            }
         }
         loop {
             let Some(pace) = &self.pace else { return Poll::Pending };
             let mut until = pace.due();
-            if matches!(self.transfer, Transfer::Answer { .. }) {
+            if self.transfer == Transfer::Answer {
                 until = until.min(pace.next_look());
             }
             if self.waiters.is_some() {
@@ -323,8 +325,8 @@ impl<S: Wire> Connection<S> {
 
     /// Accounts for what the client has taken of an answer by now.
     fn look(&mut self) {
-        if let (Transfer::Answer { before }, Some(pace)) = (self.transfer, &mut self.pace) {
-            let taken = self.stream.taken(self.written).saturating_sub(before);
+        if let (Transfer::Answer, Some(pace)) = (self.transfer, &mut self.pace) {
+            let taken = self.stream.taken(self.written).saturating_sub(self.taken_before);
             self.guest.moved(taken.saturating_sub(pace.bytes()) as usize);
             pace.reached(taken, Instant::now());
         }

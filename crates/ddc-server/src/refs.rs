@@ -12,12 +12,14 @@ use throng_ddc::compressed::Header;
 use throng_ddc::package::{Entry, Flags, HEAD_BYTES, Table};
 use throng_ddc::{Document, IoHash, Namespace, Style, Value};
 use throng_ddc_store::{ChangeResult, PutRef, RefValue};
+use tokio::time::Instant;
 
 use crate::answer::{self, Answer, Problem, empty, object, reply};
 use crate::blocking;
 use crate::body::Body;
 use crate::entry::CONTENTS;
 use crate::headers::{ALLOW_OVERWRITE, IO_HASH, LAST_ACCESS};
+use crate::memory::{FREE_BYTES, Held, MEMORY_WAIT, SMALL_BYTES_MAX};
 use crate::origin::{Closed, Reach};
 use crate::preconditions::{Preconditions, tag_value};
 use crate::service::{ApiRequest, Service, hash_value, json};
@@ -293,6 +295,28 @@ impl Service {
         Ok((value, bytes))
     }
 
+    /// Takes memory for a ref's object before it is read. [`checked_bytes`](Service::checked_bytes)
+    /// takes that of a large one.
+    async fn hold_object(
+        &self,
+        request: &ApiRequest<'_>,
+        name: &RefName,
+        value: &RefValue,
+    ) -> Result<Option<Held>, Problem> {
+        let len = match &value.inline {
+            Some(inline) => inline.len(),
+            None => {
+                let blob = self.find_blob(&name.namespace, &value.object).await?;
+                blob.map_or(0, |blob| usize::try_from(blob.len()).unwrap_or(usize::MAX))
+            }
+        };
+        if len <= FREE_BYTES || len > SMALL_BYTES_MAX {
+            return Ok(None);
+        }
+        let (address, until) = (request.upload.address(), Instant::now() + MEMORY_WAIT);
+        Ok(Some(self.memory.take_for(address, len as u64, until).await?))
+    }
+
     pub(crate) async fn get_ref(
         self: &Arc<Service>,
         request: &ApiRequest<'_>,
@@ -302,7 +326,9 @@ impl Service {
         let media = suffix.or_else(|| negotiate(request.accept(), &FORMS));
         let media =
             media.ok_or_else(|| Problem::new(StatusCode::NOT_ACCEPTABLE, "a ref has no such form"))?;
-        let (value, bytes) = self.finalised(name).await?;
+        let value = self.finalised_value(name).await?;
+        let held = self.hold_object(request, name, &value).await?;
+        let bytes = self.object_of(&name.namespace, &value).await?.ok_or_else(object_gone)?;
         if request.preconditions().is_unmodified(&value.object)? {
             self.touch(name);
             return Ok(unmodified(&value.object));
@@ -311,6 +337,7 @@ impl Service {
         let object = value.object;
         let mut response = self.form_of(request, &name.namespace, media, object, bytes, false).await?;
         self.keep_young(name, &value);
+        held.into_iter().for_each(|held| response.body_mut().hold(held));
         let headers = response.headers_mut();
         headers.extend(HeaderValue::try_from(used.month_first()).ok().map(|used| (LAST_ACCESS, used)));
         Ok(response)
@@ -324,6 +351,7 @@ impl Service {
     ) -> Answer {
         let found = self.reference(name).await?;
         let value = found.filter(|value| value.finalised).ok_or_else(|| Problem::missing("no such ref"))?;
+        let _held = self.hold_object(request, name, &value).await?;
         let bytes = self.object_of(&name.namespace, &value).await?.ok_or_else(object_gone)?;
         if !self.close(&name.namespace, &bytes, Reach::All).await?.missing.is_empty() {
             return Err(Problem::missing("something that the ref refers to is gone"));

@@ -42,6 +42,8 @@ pub(crate) struct Upload<'c> {
     /// Of all requests, and what this one holds of it.
     memory: Option<&'c Memory>,
     held: Option<Held>,
+    /// Memory of a decoder.
+    decoding: Option<Held>,
     turn: Option<Turn>,
     /// Time for which it may wait for memory still.
     patience: Duration,
@@ -102,6 +104,7 @@ impl<'c> Upload<'c> {
             sha256: None,
             memory,
             held: None,
+            decoding: None,
             turn: None,
             patience: MEMORY_WAIT,
         };
@@ -218,9 +221,14 @@ impl<'c> Upload<'c> {
         if self.received > self.limit { Err(too_large(self.limit)) } else { Ok(piece) }
     }
 
+    /// Bytes of memory that it holds.
+    fn held_bytes(&self) -> u64 {
+        [&self.held, &self.decoding].into_iter().flatten().map(Held::bytes).sum()
+    }
+
     /// Bytes that must come in a turn while another request waits.
     fn least(&self) -> u64 {
-        Turn::least(self.held.as_ref().map_or(0, Held::bytes))
+        Turn::least(self.held_bytes())
     }
 
     /// Fails with [`io::ErrorKind::ResourceBusy`] if the client pauses, and another request waits
@@ -232,7 +240,7 @@ impl<'c> Upload<'c> {
     ) -> Poll<io::Result<Option<Bytes>>> {
         loop {
             let piece = self.source.poll_piece(context);
-            let Some(memory) = self.memory.filter(|_| piece.is_pending() && self.held.is_some()) else {
+            let Some(memory) = self.memory.filter(|_| piece.is_pending() && self.held_bytes() > 0) else {
                 return piece;
             };
             let (moved, least) = (self.received + self.source.arrived() as u64, self.least());
@@ -330,27 +338,26 @@ impl<'c> Upload<'c> {
         }
     }
 
-    /// Verifies a piece of a compressed buffer. Gives the memory that the decoder needs, once it is
+    /// Verifies a piece of a compressed buffer. Takes the memory that the decoder needs, once it is
     /// known, if that is much or the client decides how long it is needed.
-    async fn decode(&mut self, decoder: &mut Decoder, piece: &[u8]) -> Result<Option<Held>, Problem> {
+    async fn decode(&mut self, decoder: &mut Decoder, piece: &[u8]) -> Result<(), Problem> {
         let free = if self.declared() == Some(0) { SMALL_BYTES_MAX } else { FREE_BYTES } as u64;
         let head = match decoder.header() {
             Some(_) => 0,
             None => piece.len().min(usize::try_from(decoder.wanted()).unwrap_or(usize::MAX)),
         };
-        let mut held = None;
         for part in [&piece[..head], &piece[head..]] {
             decoder.push(part, &mut |_| {}).map_err(|error| compressed_problem(&error))?;
             let needed = decoder.header().filter(|_| head > 0).map_or(0, |header| header.decoder_bytes());
-            if let (Some(memory), None) = (self.memory, &held)
+            if let (Some(memory), None) = (self.memory, &self.decoding)
                 && needed > free
             {
                 // It cannot wait for what it holds itself.
-                let own = self.held.as_ref().map_or(0, Held::bytes);
-                held = Some(self.take(memory, needed.min(memory.bytes().saturating_sub(own))).await?);
+                let others = memory.bytes().saturating_sub(self.held_bytes());
+                self.decoding = Some(self.take(memory, needed.min(others)).await?);
             }
         }
-        Ok(held)
+        Ok(())
     }
 
     /// Takes `count` bytes, or everything, for the store; with a decoder, verifies them as a
@@ -368,7 +375,6 @@ impl<'c> Upload<'c> {
         let mut writer = self.file.take();
         let mut buffer = BytesMut::new();
         let mut only: Option<Bytes> = None;
-        let mut decoding = None;
         while wanted > 0 {
             let beside = buffer.capacity().max(only.as_ref().map_or(0, Bytes::len));
             let Some(mut piece) = self.next(beside).await? else { break };
@@ -376,10 +382,8 @@ impl<'c> Upload<'c> {
                 self.rest = piece.split_off(wanted as usize);
             }
             wanted -= piece.len() as u64;
-            if let Some(decoder) = &mut decoder
-                && let Some(held) = self.decode(decoder, &piece).await?
-            {
-                decoding = Some(held);
+            if let Some(decoder) = &mut decoder {
+                self.decode(decoder, &piece).await?;
             }
             // The usual small upload arrives in one piece and is never copied.
             if buffer.is_empty() && only.is_none() && writer.is_none() {
@@ -421,7 +425,7 @@ impl<'c> Upload<'c> {
         if count.is_some() && wanted > 0 {
             return Err(Problem::bad("the body ends early"));
         }
-        drop(decoding);
+        self.decoding = None;
         let rest = only.unwrap_or_else(|| buffer.freeze());
         Ok(match writer {
             Some(mut file) => {

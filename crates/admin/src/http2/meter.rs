@@ -25,10 +25,15 @@ const SMALL_DATA_BYTES: usize = 256;
 #[derive(Debug, Default)]
 pub(super) struct Meter {
     is_exceeded: AtomicBool,
-    /// Looks at what the client has taken, while the socket takes nothing, and what it had at the
-    /// last one.
+    /// The connection is to look at what the client has taken.
+    is_look_due: AtomicBool,
+    /// Number of these looks, and what the client had taken at the last one.
     looks: AtomicU64,
     taken: AtomicU64,
+    /// Bytes that were written.
+    written: AtomicU64,
+    /// Streams of the connection.
+    streams: AtomicU64,
 }
 
 impl Meter {
@@ -37,8 +42,34 @@ impl Meter {
         self.is_exceeded.load(Ordering::Relaxed)
     }
 
-    /// Number of looks at what the client has taken, one in each [`Turn`] in which the socket takes
-    /// nothing, and the bytes that it had taken at the last one.
+    /// Asks for a look at what the client has taken, the next time that the connection is polled.
+    pub(super) fn ask(&self) {
+        self.is_look_due.store(true, Ordering::Relaxed);
+    }
+
+    /// Notes how many streams the connection has.
+    pub(super) fn set_streams(&self, streams: usize) {
+        self.streams.store(streams as u64, Ordering::Relaxed);
+    }
+
+    /// Streams of the connection, which share what the client takes.
+    pub(super) fn streams(&self) -> u64 {
+        self.streams.load(Ordering::Relaxed).max(1)
+    }
+
+    #[cfg(test)]
+    pub(super) fn looked(&self, taken: u64) {
+        self.taken.store(taken, Ordering::Relaxed);
+        self.looks.fetch_add(1, Ordering::Release);
+    }
+
+    /// Bytes that were written.
+    pub(super) fn written(&self) -> u64 {
+        self.written.load(Ordering::Relaxed)
+    }
+
+    /// Number of looks at what the client has taken, one in each [`Turn`] in which there are
+    /// streams, and the bytes that it had taken at the last one.
     pub(super) fn taken(&self) -> (u64, u64) {
         (self.looks.load(Ordering::Acquire), self.taken.load(Ordering::Relaxed))
     }
@@ -224,7 +255,8 @@ impl<S: Transport> Metered<S> {
 
     /// Reports whether the client has taken something since the last look.
     fn look(&mut self) -> bool {
-        let taken = self.stream.taken(self.written).saturating_sub(self.taken);
+        let all = if self.taken < self.written { self.stream.taken(self.written) } else { self.written };
+        let taken = all.saturating_sub(self.taken);
         self.taken += taken;
         self.guest.moved(taken as usize);
         if let Some((_, meter)) = &self.frames {
@@ -249,8 +281,9 @@ impl<S: Transport> Metered<S> {
             if self.has_stalled || self.frames.is_some() {
                 self.guest.moved(count);
             }
-            if let Some((frames, _)) = &mut self.frames {
+            if let Some((frames, meter)) = &mut self.frames {
                 frames.updates.add(count as f64 / 4_096.0);
+                meter.written.store(self.written, Ordering::Relaxed);
             }
         }
         Poll::Ready(result)
@@ -263,6 +296,12 @@ impl<S: Transport> AsyncRead for Metered<S> {
         context: &mut Context<'_>,
         buf: &mut ReadBuf<'_>,
     ) -> Poll<io::Result<()>> {
+        if let Some((_, meter)) = &self.frames
+            && meter.is_look_due.load(Ordering::Relaxed)
+        {
+            meter.is_look_due.store(false, Ordering::Relaxed);
+            self.look();
+        }
         let Metered { stream, guest, frames, has_stalled, .. } = &mut *self;
         if frames.as_ref().is_some_and(|(_, meter)| meter.is_exceeded()) {
             return Poll::Pending;

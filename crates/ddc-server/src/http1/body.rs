@@ -140,7 +140,7 @@ impl<S: Wire> Connection<S> {
             Framing::Length(left) => self.poll_length(context, left),
             _ => self.poll_chunked(context),
         };
-        if !matches!(self.transfer, Transfer::Nothing) {
+        if self.transfer != Transfer::Nothing {
             match polled {
                 Poll::Ready(_) if self.work.is_none() => self.work = Some(self.guest.work()),
                 Poll::Ready(_) => {}

@@ -41,7 +41,7 @@ impl<S: Wire> Connection<S> {
         memory: &Memory,
     ) -> io::Result<()> {
         let (parts, mut body) = answer.into_parts();
-        self.begin_transfer(Transfer::Answer { before: self.written });
+        self.begin_transfer(Transfer::Answer);
         (self.waiters, self.held_bytes) = (body.waiters().cloned(), body.held_bytes());
         self.out.clear();
         let (status, out) = (parts.status, &mut self.out);

@@ -6,7 +6,7 @@ use std::io::{Read as _, Write as _};
 use std::net::{Shutdown, SocketAddr, TcpStream};
 use std::time::Duration;
 
-use throng_ddc::IoHash;
+use throng_ddc::{IoHash, Style, Value};
 use throng_ddc_server::{Listener, Rules};
 
 use crate::common::Server;
@@ -216,6 +216,29 @@ fn streams_take_as_much_as_their_window_and_no_more() {
     }
     assert_eq!(taken.len(), 1);
     assert!(taken[&3] == content, "{} of {} bytes", taken[&3].len(), content.len());
+}
+
+#[test]
+fn the_json_of_an_object_holds_the_memory_of_the_object() {
+    let runtime = tokio::runtime::Runtime::new().expect("threads");
+    let rules = Rules { memory_bytes_max: 500 << 10, ..Rules::default() };
+    let server = runtime.block_on(Server::start_with(rules, 100));
+    let object = Value::object([("content", Value::Binary(vec![7; 400 << 10]))]).encode(Style::Plain);
+    let path = format!("/api/v1/refs/n/b/{}", IoHash::of(b"key"));
+    let headers =
+        ["Content-Type: application/x-ue-cb", &format!("X-Jupiter-IoHash: {}", IoHash::of(&object))];
+    let exchange = |method: &str, path: &str, headers: &[&str], body: Vec<u8>| {
+        runtime.block_on(async { server.client().await.send(method, path, headers, body).await })
+    };
+    assert_eq!(exchange("PUT", &path, &headers, object.clone()).status.as_u16(), 200);
+    let mut stalled = Http2::connect(server.addr, 0);
+    stalled.send(&frame(HEADERS, 5, 1, &get(&format!("{path}.json"))));
+    while stalled.next().expect("an answer").0 != HEADERS {}
+    // Another client waits for what the stream holds, which loses it.
+    let reply = exchange("GET", &format!("{path}.uecb"), &[], Vec::new());
+    assert_eq!((reply.status.as_u16(), reply.body.len()), (200, object.len()));
+    let (kind, _, stream, _) = stalled.next().expect("an open connection");
+    assert_eq!((kind, stream), (3, 1), "RST_STREAM");
 }
 
 /// Bytes of memory that this process has.
