@@ -428,8 +428,8 @@ async fn send<B: Outgoing>(
         return Ok(());
     }
     let own = Arc::new(Semaphore::new(PIECE_BYTES / UNIT));
-    let place = Arc::new(Place { meter: Arc::clone(&shared.meter), end: AtomicU64::new(0) });
-    let mut progress = Progress::begin(&own, &place);
+    let position = Arc::new(WritePosition { meter: Arc::clone(&shared.meter), end: AtomicU64::new(0) });
+    let mut progress = Progress::begin(&own, &position);
     let sent = send_body(&mut stream, &mut body, shared, &own, &mut progress).await;
     let sent = match sent {
         // Pieces in h2 are not sent yet, and a client can take the window back.
@@ -468,8 +468,8 @@ async fn send_body<B: Outgoing>(
             Some(Ok(piece)) => {
                 let is_last = body.left() == Some(0);
                 progress.pace.moved(piece.len());
-                let place = Arc::clone(progress.place);
-                let piece = Bytes::from_owner(Lent { piece, place, _loan: loan });
+                let position = Arc::clone(progress.position);
+                let piece = Bytes::from_owner(Lent { piece, position, _loan: loan });
                 stream.send_data(piece, is_last).map_err(|_| Reason::CANCEL)?;
                 if is_last {
                     return Ok(());
@@ -485,7 +485,7 @@ struct Progress<'a> {
     turn: Turn,
     /// Room for pieces that h2 has and did not write yet.
     own: &'a Semaphore,
-    place: &'a Arc<Place>,
+    position: &'a Arc<WritePosition>,
     /// Looks at what the client has taken, and what it had at the last one, when this was known
     /// last.
     looks: u64,
@@ -497,26 +497,26 @@ struct Progress<'a> {
 }
 
 impl<'a> Progress<'a> {
-    fn begin(own: &'a Semaphore, place: &'a Arc<Place>) -> Progress<'a> {
-        let (looks, taken) = place.meter.taken();
+    fn begin(own: &'a Semaphore, position: &'a Arc<WritePosition>) -> Progress<'a> {
+        let (looks, taken) = position.meter.taken();
         let (pace, turn) = (Pace::begin(), Turn::begin(0));
-        Progress { pace, turn, own, place, looks, taken, share: 0, is_prolonged: false }
+        Progress { pace, turn, own, position, looks, taken, share: 0, is_prolonged: false }
     }
 
     /// Accounts for what the client has taken while the answer waits. Reports whether the answer is
     /// to be given up; `wanted` gives what it holds, if others need it.
     fn is_over(&mut self, wanted: impl FnOnce() -> Option<u64>) -> bool {
         let now = Instant::now();
-        let (looks, taken) = self.place.meter.taken();
+        let (looks, taken) = self.position.meter.taken();
         let has_looked = looks != self.looks;
         // The connection has pieces of this answer, and of others before them. When the client has
         // taken them, it does not open the window of this stream.
         let is_in_socket = self.own.available_permits() < PIECE_BYTES / UNIT
-            || self.taken < self.place.end.load(Ordering::Relaxed);
+            || self.taken < self.position.end.load(Ordering::Relaxed);
         if is_in_socket && taken > self.taken {
             // Bytes count for the rate once they are given to h2.
             self.pace.goes_on();
-            self.share += (taken - self.taken) / self.place.meter.streams();
+            self.share += (taken - self.taken) / self.position.meter.streams();
         }
         (self.looks, self.taken) = (looks, taken);
         if now >= self.pace.due() {
@@ -612,8 +612,8 @@ impl Loan {
     }
 }
 
-/// Place of an answer in what is written to its connection.
-struct Place {
+/// Position of an answer in what is written to its connection.
+struct WritePosition {
     meter: Arc<Meter>,
     /// End of the last piece that was written.
     end: AtomicU64,
@@ -622,13 +622,13 @@ struct Place {
 /// A piece of an answer on borrowed memory: returned when h2 has written it.
 struct Lent {
     piece: Bytes,
-    place: Arc<Place>,
+    position: Arc<WritePosition>,
     _loan: Loan,
 }
 
 impl Drop for Lent {
     fn drop(&mut self) {
-        let Place { meter, end } = &*self.place;
+        let WritePosition { meter, end } = &*self.position;
         end.store(meter.written(), Ordering::Relaxed);
     }
 }
@@ -670,12 +670,12 @@ mod tests {
         let runtime = tokio::runtime::Builder::new_current_thread().enable_time().build().expect("a runtime");
         let _entered = runtime.enter();
         let own = Arc::new(Semaphore::new(PIECE_BYTES / UNIT));
-        let place = Arc::new(Place { meter: Arc::default(), end: AtomicU64::new(1_000) });
-        let mut progress = Progress::begin(&own, &place);
-        place.meter.set_streams(2);
+        let position = Arc::new(WritePosition { meter: Arc::default(), end: AtomicU64::new(1_000) });
+        let mut progress = Progress::begin(&own, &position);
+        position.meter.set_streams(2);
         progress.pace.moved(1 << 20);
         let mut share_after = |taken| {
-            place.meter.looked(taken);
+            position.meter.looked(taken);
             let before = progress.pace.due();
             assert!(!progress.is_over(|| None));
             (progress.share, progress.pace.due() > before)

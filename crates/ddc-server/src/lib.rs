@@ -15,9 +15,9 @@
 //! Memory of requests is bounded by [`Rules::memory_bytes_max`] for all of them together, beyond 16
 //! KiB that each has for free. A request that finds none waits 3 s in all for it; meanwhile clients
 //! that move less than 16 KiB in a second, or less than a 16th of what they hold, lose it, with 429
-//! if they can be answered. Of those who wait, the address that holds and wants least goes first; at
-//! most 128 requests of one address wait, and further ones get 429 at once. What counts is what a
-//! client has taken or sent, not what its socket holds.
+//! if they can be answered. Of those who wait, the address that holds and wants least goes first;
+//! at most 128 requests of one address wait, and further ones get 429 at once. What counts is what
+//! a client has taken or sent, not what its socket holds.
 //!
 //! | Part of a request | Memory |
 //! |---|---|

@@ -76,8 +76,8 @@ struct State {
     /// Usage of the addresses that hold memory or wait for it.
     by_address: HashMap<IpAddr, Usage>,
     /// Requests that wait, by what the address holds after each if its requests before it have had
-    /// their turn; of equals the oldest first. Whoever holds and wants much keeps nobody waiting who
-    /// wants little.
+    /// their turn; of equals the oldest first. Whoever holds and wants much keeps nobody waiting
+    /// who wants little.
     queue: BTreeMap<(u64, u64), Waiter>,
     /// Number of requests that waited.
     count: u64,

@@ -123,9 +123,9 @@ impl<'c> Upload<'c> {
     async fn room(&mut self, bytes: &mut BytesMut, more: usize, whole: u64) -> Result<(), Problem> {
         let wanted = bytes.len() + more;
         if bytes.capacity() < wanted {
-            // A client's declared length is believed once the first MiB has come. All of it at once:
-            // what grows step by step waits at each, while others wait for what it holds. What is
-            // reserved counts, touched or not: the allocator gives used pages.
+            // A client's declared length is believed once the first MiB has come. All of it at
+            // once: what grows step by step waits at each, while others wait for what it holds.
+            // What is reserved counts, touched or not: the allocator gives used pages.
             let believed = if wanted > STEP_BYTES { usize::MAX } else { STEP_BYTES };
             let capacity = match (whole as usize).min(believed) {
                 0 => wanted.next_power_of_two(),

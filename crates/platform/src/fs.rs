@@ -396,7 +396,7 @@ mod tests {
     fn a_folder_is_free_when_it_is_closed_while_a_child_process_starts() {
         let folder = tempfile::tempdir().expect("a temporary folder");
         let own = Folder::new(folder.path()).expect("nobody has it");
-        // What a child process has of it between `fork` and `execve`.
+        // A child process has such a copy between `fork` and `execve`.
         let copy = own._lock.0.try_clone().expect("a descriptor");
         let error = Folder::new(folder.path()).expect_err("it is in use");
         assert_eq!(error.kind(), io::ErrorKind::WouldBlock);
