@@ -325,7 +325,8 @@ impl Drop for Held {
         }
         self.memory.give_back(self.address, self.bytes);
         let was_much = WAS_MUCH.load(Ordering::Relaxed) && WAS_MUCH.swap(false, Ordering::Relaxed);
-        if (was_much || self.bytes >= RETURNED_BYTES_MIN) && return_soon() && was_much {
+        let is_first = (was_much || self.bytes >= RETURNED_BYTES_MIN) && return_soon();
+        if is_first && was_much {
             RETURNS.fetch_add(1, Ordering::Relaxed);
         }
         let returns = RETURNS.load(Ordering::Relaxed);
