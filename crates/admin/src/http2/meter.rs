@@ -183,8 +183,7 @@ impl Frames {
 struct Stall {
     /// Goes off at the next look at what the client has taken.
     timer: Pin<Box<Sleep>>,
-    /// Time at which the client was last seen to have taken something.
-    last: tokio::time::Instant,
+    begun: tokio::time::Instant,
 }
 
 /// A stream that reports its progress to its [`Guest`], and fails when its client takes nothing for
@@ -202,14 +201,25 @@ pub struct Metered<S> {
     stall: Option<Stall>,
     /// Bytes that were written.
     written: u64,
-    /// Those of them that the client had taken at the last look.
+    /// Those of them that the client had taken at the last look, and the time of the last one that
+    /// found more than the look before.
     taken: u64,
+    took: tokio::time::Instant,
 }
 
 impl<S> Metered<S> {
     /// A stream of HTTP/1.1.
     pub fn new(stream: S, guest: Guest) -> Metered<S> {
-        Metered { stream, guest, frames: None, has_stalled: false, stall: None, written: 0, taken: 0 }
+        Metered {
+            stream,
+            guest,
+            frames: None,
+            has_stalled: false,
+            stall: None,
+            written: 0,
+            taken: 0,
+            took: tokio::time::Instant::now(),
+        }
     }
 
     /// A stream of HTTP/2, whose frames are counted.
@@ -222,6 +232,7 @@ impl<S> Metered<S> {
             stall: None,
             written: 0,
             taken: 0,
+            took: tokio::time::Instant::now(),
         }
     }
 }
@@ -236,15 +247,14 @@ impl<S: Transport> Metered<S> {
             None => {
                 let now = tokio::time::Instant::now();
                 self.look();
-                Stall { timer: Box::pin(sleep_until(now + every)), last: now }
+                Stall { timer: Box::pin(sleep_until(now + every)), begun: now }
             }
         };
         while stall.timer.as_mut().poll(context).is_ready() {
             let now = tokio::time::Instant::now();
-            if self.look() {
-                stall.last = now;
-            }
-            if now >= stall.last + Pace::PAUSE {
+            self.look();
+            // Looks for the streams count as well.
+            if now >= stall.begun.max(self.took) + Pace::PAUSE {
                 return Poll::Ready(());
             }
             stall.timer.as_mut().reset(now + every);
@@ -253,17 +263,19 @@ impl<S: Transport> Metered<S> {
         Poll::Pending
     }
 
-    /// Reports whether the client has taken something since the last look.
-    fn look(&mut self) -> bool {
+    /// Looks at what the client has taken.
+    fn look(&mut self) {
         let all = if self.taken < self.written { self.stream.taken(self.written) } else { self.written };
         let taken = all.saturating_sub(self.taken);
         self.taken += taken;
         self.guest.moved(taken as usize);
+        if taken > 0 {
+            self.took = tokio::time::Instant::now();
+        }
         if let Some((_, meter)) = &self.frames {
             meter.taken.store(self.taken, Ordering::Relaxed);
             meter.looks.fetch_add(1, Ordering::Release);
         }
-        taken > 0
     }
 
     /// Accounts for a write.
@@ -389,10 +401,15 @@ mod tests {
         let (looks, taken) = meter.taken();
         assert!((1, 0) < (looks, taken) && taken < metered.written, "{taken} of {}", metered.written);
         // It takes nothing, then half of it: the socket may still not be writable.
-        assert!(!metered.look());
+        let took = metered.took;
+        metered.look();
+        assert_eq!((meter.taken(), metered.took), ((looks + 1, taken), took));
         std::io::Read::read_exact(&mut client, &mut vec![0; taken as usize / 2]).expect("it is there");
-        assert!(metered.look());
-        assert!(meter.taken() > (looks + 1, taken));
+        meter.ask();
+        // A look for the streams, at which nothing has arrived.
+        let mut room = [0; 1];
+        assert!(Pin::new(&mut metered).poll_read(&mut context, &mut ReadBuf::new(&mut room)).is_pending());
+        assert!(meter.taken() > (looks + 2, taken) && metered.took > took);
     }
 
     fn frame(kind: u8, flags: u8, payload: usize) -> Vec<u8> {
