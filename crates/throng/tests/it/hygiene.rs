@@ -31,7 +31,7 @@ const WORKSPACE_TABLE: &[(&str, &[&str], &[&str])] = &[
     ("throng-net", &["throng-enet", "throng-stdx"], &[]),
     // The ENet part of net for Linux, and its like for other systems.
     ("throng-enet-driver", &["throng-enet", "throng-net"], &[]),
-    ("throng-admin", &["throng-stdx"], &[]),
+    ("throng-admin", &["throng-platform", "throng-stdx"], &[]),
     ("throng-ddc-store", &["throng-ddc", "throng-platform"], &["throng-stdx"]),
     ("throng-oodle", &[], &["throng-ddc-server", "throng-ddc"]),
     // Services: a product's interface over cores and edges.
