@@ -368,7 +368,7 @@ pub struct Pace {
 impl Pace {
     /// Longest pause in a transfer, and the time after which its rate counts.
     pub const PAUSE: Duration = Duration::from_secs(30);
-    /// Time between two looks at what a peer has taken of what was sent: it tells nobody.
+    /// Interval between checks of the bytes that the peer has acknowledged.
     pub const LOOK: Duration = Duration::from_secs(5);
 
     /// A transfer that begins now.
@@ -394,7 +394,7 @@ impl Pace {
         }
     }
 
-    /// Ends a pause: the peer takes what was sent before, as far as it goes on.
+    /// Ends a pause without counting bytes: the peer still acknowledges earlier data.
     pub fn goes_on(&mut self) {
         self.last = tokio::time::Instant::now();
     }
@@ -446,7 +446,7 @@ impl Turn {
     const TURNS: u64 = 16;
 
     /// Bytes that a transfer with `held` bytes of memory must move in a turn while another one
-    /// waits: whoever holds much may not take long.
+    /// waits, so that large holders finish soon.
     #[must_use]
     pub const fn least(held: u64) -> u64 {
         let part = held / Turn::TURNS;

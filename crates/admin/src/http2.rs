@@ -492,7 +492,7 @@ struct Progress<'a> {
     taken: u64,
     /// Its share of what the client took while this answer had data in the socket.
     share: u64,
-    /// The turn was prolonged, because nobody had looked in it.
+    /// The turn was extended, because acknowledgements were not checked in it.
     is_prolonged: bool,
 }
 

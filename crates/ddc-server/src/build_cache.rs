@@ -163,7 +163,7 @@ impl Service {
         named.dedup();
         self.check_contents(namespace, &named).await?;
         // An eviction that began before these uses may be about to remove some of the contents.
-        // What an object storage has is not lost with its copy.
+        // With an object storage, an eviction removes only local copies.
         if self.store.is_collecting() && self.tier().is_none() {
             let refs: Vec<(Bucket, Key)> = named
                 .iter()

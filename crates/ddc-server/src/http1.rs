@@ -86,7 +86,7 @@ pub(crate) struct Connection<S> {
     work: Option<Work>,
 }
 
-/// What is being transferred.
+/// Kind of the current transfer.
 #[derive(Clone, Copy, PartialEq, Eq)]
 enum Transfer {
     Nothing,

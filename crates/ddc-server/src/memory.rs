@@ -16,8 +16,8 @@ use tokio::runtime::Handle;
 use tokio::sync::oneshot;
 use tokio::time::{Instant, sleep, timeout_at};
 
-/// Time that a request waits for memory that others hold: whoever stalls keeps it for two turns at
-/// most. Editors wait 10 s for a first byte.
+/// Longest wait of a request for memory. A stalled holder loses its memory after two turns at most;
+/// editors wait 10 s for a first byte.
 pub(crate) const MEMORY_WAIT: Duration = Duration::from_secs(3);
 /// Blobs up to this size are held in memory until they are written to the log; larger ones go to
 /// files as they arrive.
@@ -76,8 +76,7 @@ struct State {
     /// Usage of the addresses that hold memory or wait for it.
     by_address: HashMap<IpAddr, Usage>,
     /// Requests that wait, by what the address holds after each if its requests before it have had
-    /// their turn; of equals the oldest first. Whoever holds and wants much keeps nobody waiting
-    /// who wants little.
+    /// their turn; of equals the oldest first. Large holders therefore do not delay small requests.
     queue: BTreeMap<(u64, u64), Waiter>,
     /// Number of requests that waited.
     count: u64,
@@ -245,7 +244,7 @@ impl Memory {
         }
         drop(state);
         for (ready, held) in served {
-            // What somebody who left does not take is given back.
+            // If the receiver is gone, dropping the value gives the memory back.
             let _ = ready.send(held);
         }
     }
